@@ -1,0 +1,1 @@
+"""BERT pre-training and fine-tuning in TensorFlow: from text shards to trained checkpoints."""

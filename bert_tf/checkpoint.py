@@ -1,0 +1,398 @@
+"""Weights and training state by name, in Google's TF1 names; and Hugging Face safetensors on the way out.
+
+A checkpoint is TensorFlow's V2 format (tensor_bundle): <prefix>.index and <prefix>.data-00000-of-00001, each
+tensor under its plain name, with a CRC32C that TensorFlow verifies on reading. So files of Google's and of
+the published recipe are read as they are, and they could read ours.
+
+Two ways in, never mixed up:
+    load_weights              weights only, from any checkpoint; moments, step and loss scale start anew
+    restore_training_state    everything, from this run's own folder; training continues bit for bit
+"""
+
+import contextlib
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from bert_tf.model import BertConfig, variable_name
+from bert_tf.optimization import Optimizer
+from bert_tf.precision import LossScale
+from runkit.errors import UserError
+from runkit.files import atomic_open, write_json
+from runkit.store import CheckpointStore
+
+GLOBAL_STEP = "global_step"
+WORD_EMBEDDINGS = "bert/embeddings/word_embeddings"
+
+# What the training programs of Google, NVIDIA, BioBERT and TensorFlow leave in a checkpoint beside weights.
+_TRAINING_STATE = re.compile(
+    r"""
+      /(adam_[mv] | lamb_[mv] | accum | ((BERT)?Adam | AdamWeightDecayOptimizer | LAMB(Optimizer)?)(_\d+)?) $
+    | (^|/)(global_step | local_step | batch_finite | beta[12]_power(_\d+)?) $
+    | (^|/)(loss_scale | current_loss_scale | (num_)?(good|bad)_steps) $
+    | (^|/)(save_counter | _CHECKPOINTABLE_OBJECT_GRAPH) $
+    | ^loss_scale/
+    """,
+    re.VERBOSE,
+)
+
+
+# ---------------------------------------------------------------------------------------------- files by name
+def write_tensors(prefix: str | os.PathLike, tensors: Mapping[str, tf.Tensor | tf.Variable]) -> None:
+    """Writes tensors under their names to <prefix>.index and <prefix>.data-00000-of-00001.
+
+    Not atomic: training goes through a CheckpointStore. Raises UserError when the files cannot be written.
+    """
+    names = sorted(tensors)
+    values = [tf.convert_to_tensor(tensors[name]) for name in names]
+    with _naming_errors("write", prefix), tf.device("/CPU:0"):
+        tf.raw_ops.SaveV2(
+            prefix=os.fspath(prefix), tensor_names=names, shape_and_slices=[""] * len(names), tensors=values
+        )
+
+
+def read_tensors(path: str | os.PathLike, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+    """Tensors of a checkpoint by name, all of them or those asked for.
+
+    Raises UserError when there is no checkpoint at `path` (see resolve_prefix), it is damaged, or a name is
+    not in it.
+    """
+    prefix = resolve_prefix(path)
+    shapes = list_variables(prefix)
+    absent = sorted(set(names or ()) - set(shapes))
+    if absent:
+        raise UserError(f"{prefix} does not hold {_listing(absent)}; it holds {_listing(list(shapes))}")
+    with _naming_errors("read", prefix):
+        reader = tf.train.load_checkpoint(prefix)
+        return {name: np.asarray(reader.get_tensor(name)) for name in (shapes if names is None else names)}
+
+
+def list_variables(path: str | os.PathLike) -> dict[str, tuple[int, ...]]:
+    """Shapes of a checkpoint's tensors by name, sorted. Raises UserError as read_tensors does."""
+    prefix = resolve_prefix(path)
+    with _naming_errors("read", prefix):
+        shapes = tf.train.load_checkpoint(prefix).get_variable_to_shape_map()
+    return {name: tuple(shapes[name]) for name in sorted(shapes)}
+
+
+def resolve_prefix(path: str | os.PathLike) -> str:
+    """The prefix of the checkpoint that a user named: by prefix, by a file, or by a folder (its newest).
+
+    Raises UserError when there is none, saying what is there instead, or when a file of it is missing.
+    """
+    path = os.fspath(path)
+    if os.path.isdir(path):
+        return _newest_in(path)
+    prefix = re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", path)
+    if not os.path.isfile(f"{prefix}.index"):
+        if os.path.isfile(path) and path == prefix:
+            raise UserError(
+                f"{path} is not a TensorFlow checkpoint: name the common prefix of an .index and a .data file"
+            )
+        raise UserError(f"no checkpoint {prefix}: there is no file {prefix}.index{_neighbours(prefix)}")
+    if not glob.glob(f"{glob.escape(prefix)}.data-?????-of-?????"):
+        raise UserError(f"checkpoint {prefix} is incomplete: {prefix}.data-00000-of-00001 is missing")
+    return prefix
+
+
+def _newest_in(folder: str) -> str:
+    store = CheckpointStore(folder)
+    if store.steps():
+        return store.newest_valid().prefix
+    latest = tf.train.latest_checkpoint(folder)
+    if latest is not None:
+        return resolve_prefix(latest)
+    prefixes = _prefixes_in(folder)
+    numbered = {int(match[1]): prefix for prefix in prefixes if (match := re.search(r"-(\d+)$", prefix))}
+    if numbered:
+        return resolve_prefix(numbered[max(numbered)])
+    if len(prefixes) == 1:
+        return resolve_prefix(prefixes[0])
+    if prefixes:
+        raise UserError(f"{folder} holds several checkpoints, name one: {_listing(prefixes)}")
+    raise UserError(f"no checkpoint in the folder {folder}: it holds no .index file")
+
+
+def _neighbours(prefix: str) -> str:
+    folder = os.path.dirname(prefix) or "."
+    if not os.path.isdir(folder):
+        return f", nor a folder {folder}"
+    prefixes = _prefixes_in(folder)
+    return f"; the folder holds {_listing(prefixes)}" if prefixes else "; the folder holds no checkpoint"
+
+
+def _prefixes_in(folder: str) -> list[str]:
+    indices = glob.glob(os.path.join(glob.escape(folder), "*.index"))
+    return sorted(index.removesuffix(".index") for index in indices)
+
+
+@contextlib.contextmanager
+def _naming_errors(verb: str, prefix: str | os.PathLike) -> Iterator[None]:
+    try:
+        yield
+    except (tf.errors.OpError, OSError, IndexError, ValueError) as error:  # the reader raises all of these
+        cause = re.sub(r"\{\{.*?\}\} ?| \[Op:\w+\]", "", str(error)).splitlines()[0]  # less the graph node
+        raise UserError(f"cannot {verb} the checkpoint {os.fspath(prefix)}: {cause}") from error
+
+
+def _listing(names: Sequence[str], limit: int = 8) -> str:
+    """Names as text, the first few of many."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+# ----------------------------------------------------------------------------------------------- weights only
+class LoadReport(NamedTuple):
+    """What load_weights did with every name, on both sides."""
+
+    source: str  # the checkpoint's prefix
+    matched: list[str]  # variables now holding the checkpoint's values
+    missing: list[str]  # variables left at their initial values (only where allowed)
+    unused: list[str]  # weights of the checkpoint that the model does not have
+    slots_ignored: list[str]  # moments, step, loss scale and other training state in the checkpoint
+
+    def __str__(self) -> str:
+        total = len(self.matched) + len(self.missing)
+        text = f"initialised {len(self.matched)} of {total} variables from {self.source}"
+        text += f"; ignored {len(self.slots_ignored)} optimizer slots"
+        if self.missing:
+            text += f"; not in it, left at their initial values: {_listing(self.missing)}"
+        if self.unused:
+            text += f"; in it, but not in the model: {_listing(self.unused)}"
+        return text
+
+
+def is_training_state(name: str) -> bool:
+    """Whether a checkpoint name is not a weight: an optimizer slot, a step, a loss scale."""
+    return _TRAINING_STATE.search(name) is not None
+
+
+def load_weights(
+    variables: Sequence[tf.Variable], path: str | os.PathLike, allow_missing: Sequence[str] = ()
+) -> LoadReport:
+    """Assigns the checkpoint's values to the variables of the same names; weights only.
+
+    allow_missing: prefixes of names that may be absent from the checkpoint, such as a new task's head.
+
+    Raises UserError, with no variable changed, when there is no checkpoint at `path`, a variable is missing
+    from it, shapes differ, or it has more layers than the model.
+    """
+    prefix = resolve_prefix(path)
+    shapes = list_variables(prefix)
+    by_name = {variable_name(variable): variable for variable in variables}
+    weights = {name for name in shapes if not is_training_state(name)}
+
+    matched = [name for name in by_name if name in weights]
+    missing = [name for name in by_name if name not in weights]
+    required = [name for name in missing if not name.startswith(tuple(allow_missing))]
+    if required:
+        raise UserError(_explain_missing(prefix, required, by_name, weights))
+    _check_shapes(prefix, {name: by_name[name] for name in matched}, shapes)
+    if 0 < _layer_count(by_name) < _layer_count(weights):
+        raise UserError(f"{prefix} has more layers than the model: {_layer_hint(by_name, weights)}")
+
+    with _naming_errors("read", prefix):
+        reader = tf.train.load_checkpoint(prefix)
+        values = {name: reader.get_tensor(name) for name in matched}  # all read before the first is assigned
+    for name, value in values.items():
+        by_name[name].assign(tf.cast(value, by_name[name].dtype))
+    return LoadReport(
+        source=prefix,
+        matched=matched,
+        missing=missing,
+        unused=sorted(weights - set(by_name)),
+        slots_ignored=[name for name in shapes if is_training_state(name)],
+    )
+
+
+def _explain_missing(prefix: str, required: list[str], by_name: Mapping, weights: set[str]) -> str:
+    if not any(name.startswith("bert/") for name in weights):
+        held = _listing(sorted(weights)) or "no weights at all"
+        hint = f"it is no BERT checkpoint with Google's names, it holds {held}"
+    elif _layer_count(by_name) != _layer_count(weights):
+        hint = _layer_hint(by_name, weights)
+    elif all(name.startswith("cls/") for name in required):
+        hint = "it holds an encoder without this head; give a checkpoint that pre-training saved"
+    else:
+        hint = "give the config that belongs to it"
+    lacking = f"{len(required)} of {len(by_name)} variables of the model"
+    return f"{prefix} lacks {lacking} ({_listing(required)}): {hint}"
+
+
+def _layer_hint(by_name: Iterable[str], weights: Iterable[str]) -> str:
+    model, checkpoint = _layer_count(by_name), _layer_count(weights)
+    return f"the model has {model} layers and the checkpoint {checkpoint}; give the config that belongs to it"
+
+
+def _layer_count(names: Iterable[str]) -> int:
+    indices = [int(match[1]) for name in names if (match := re.match(r"bert/encoder/layer_(\d+)/", name))]
+    return max(indices, default=-1) + 1
+
+
+def _check_shapes(prefix: str, variables: Mapping[str, tf.Variable], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    wrong = [
+        f"{name} is {list(variable.shape)} in the model and {list(shapes[name])} in the checkpoint"
+        for name, variable in variables.items()
+        if tuple(variable.shape) != shapes[name]
+    ]
+    if wrong:
+        raise UserError(f"{prefix} does not fit the model's config: {_listing(wrong, limit=3)}")
+
+
+def check_sizes(
+    vocab_lines: int,
+    config_vocab_size: int,
+    checkpoint_rows: int | None = None,
+    vocab_file: str = "the vocabulary",
+    config_file: str = "the config",
+    checkpoint: str = "the checkpoint",
+) -> str | None:
+    """Compares vocabulary, config and word embeddings before anything is built; returns a warning or None.
+
+    checkpoint_rows: rows of the word embedding table (None: no checkpoint). Fewer vocabulary lines than rows
+    leave rows unused, which is worth a warning; anything else raises UserError naming all the numbers.
+    """
+    numbers = f"{vocab_file} has {vocab_lines} lines, {config_file} has vocab_size {config_vocab_size}"
+    if checkpoint_rows is not None:
+        numbers += f", {checkpoint} has {checkpoint_rows} rows of word embeddings"
+        if config_vocab_size != checkpoint_rows:
+            raise UserError(f"{numbers}: config and checkpoint must agree; use files that belong together")
+    if vocab_lines > config_vocab_size:
+        raise UserError(f"{numbers}: the last tokens have no embedding; use files that belong together")
+    if vocab_lines < config_vocab_size:
+        return f"{numbers}: {config_vocab_size - vocab_lines} rows of word embeddings will not be used"
+    return None
+
+
+# ----------------------------------------------------------------------------------- the whole training state
+def save_training_state(
+    store: CheckpointStore,
+    step: int,
+    model_variables: Sequence[tf.Variable],
+    optimizer: Optimizer,
+    loss_scale: LossScale,
+    state: dict[str, Any],
+) -> Path:
+    """Saves everything that the next update depends on; returns the checkpoint's prefix.
+
+    state: plain JSON, what the caller needs beside the tensors (data position, seed, ...).
+
+    Raises UserError, with the previous checkpoint untouched, when a value is NaN or infinite or the disk is
+    full.
+    """
+    if step != int(optimizer.step):
+        raise ValueError(f"step {step} is to be saved, but the optimizer counts {int(optimizer.step)}")
+    tensors = _training_tensors(model_variables, optimizer, loss_scale)
+    broken = [name for name, value in tensors.items() if value.dtype.is_floating and not _all_finite(value)]
+    if broken:
+        raise UserError(
+            f"not saving a checkpoint at step {step}: {len(broken)} of {len(tensors)} tensors hold NaN or "
+            f"infinity ({_listing(broken)}). The last checkpoint in {store.directory} is untouched; resume "
+            "from it with a lower learning_rate"
+        )
+    return store.save(step, lambda prefix: write_tensors(prefix, tensors), state)
+
+
+def restore_training_state(
+    store: CheckpointStore,
+    model_variables: Sequence[tf.Variable],
+    optimizer: Optimizer,
+    loss_scale: LossScale,
+) -> dict[str, Any] | None:
+    """Restores what save_training_state saved last and returns its `state`; None where nothing was saved yet.
+
+    A run may go on in another precision: a loss scale is restored where both sides have one, else it starts
+    anew. Raises UserError when the folder's checkpoints are all damaged, or belong to another model.
+    """
+    checkpoint = store.newest_valid()
+    if checkpoint is None:
+        return None
+    shapes = list_variables(checkpoint.prefix)
+    tensors = _training_tensors(model_variables, optimizer, loss_scale)
+    odd = sorted(name for name in set(shapes) ^ set(tensors) if not name.startswith("loss_scale/"))
+    if odd:
+        raise UserError(
+            f"{checkpoint.prefix} was saved by a run with another model: {len(odd)} names are on one side "
+            f"only ({_listing(odd)}). Resume with the settings of that run, or use an empty output folder"
+        )
+    tensors = {name: variable for name, variable in tensors.items() if name in shapes}
+    _check_shapes(checkpoint.prefix, tensors, shapes)
+    with _naming_errors("read", checkpoint.prefix):
+        reader = tf.train.load_checkpoint(checkpoint.prefix)
+        for name, variable in tensors.items():
+            variable.assign(reader.get_tensor(name))
+    return checkpoint.state
+
+
+def _training_tensors(
+    model_variables: Sequence[tf.Variable], optimizer: Optimizer, loss_scale: LossScale
+) -> dict[str, tf.Variable]:
+    weights = {variable_name(variable): variable for variable in model_variables}
+    return weights | optimizer.slots | {GLOBAL_STEP: optimizer.step} | loss_scale.state
+
+
+def _all_finite(value: tf.Tensor) -> bool:
+    return bool(tf.reduce_all(tf.math.is_finite(value)))
+
+
+# ----------------------------------------------------------------------------------------------- Hugging Face
+_HUGGINGFACE_LEAF = {
+    "kernel": "weight",
+    "gamma": "weight",
+    "beta": "bias",
+    "bias": "bias",
+    "word_embeddings": "word_embeddings.weight",
+    "token_type_embeddings": "token_type_embeddings.weight",
+    "position_embeddings": "position_embeddings.weight",
+    "output_weights": "weight",
+    "output_bias": "bias",
+}
+# Google's gelu is the tanh approximation; transformers calls that gelu_new, and the exact one gelu.
+_HUGGINGFACE_ACTIVATION = {"gelu": "gelu_new", "": "linear"}
+
+
+def huggingface_name(tf1_name: str) -> tuple[str, bool]:
+    """Name in transformers' BertForPreTraining, and whether the matrix is transposed there ([out, in]).
+
+    The MLM projection has no name of its own on either side: it is the word embedding table, and transformers
+    ties cls.predictions.decoder.{weight,bias} to that and to cls.predictions.bias. Raises ValueError for
+    other models' names.
+    """
+    *path, leaf = tf1_name.split("/")
+    if not tf1_name.startswith(("bert/", "cls/")) or leaf not in _HUGGINGFACE_LEAF:
+        raise ValueError(f"{tf1_name} is not a variable of BERT's pre-training model")
+    path = [re.sub(r"^layer_(\d+)$", r"layer.\1", part) for part in path]
+    return ".".join([*path, _HUGGINGFACE_LEAF[leaf]]), leaf == "kernel"
+
+
+def export_huggingface(directory: str | os.PathLike, config: BertConfig, variables: Sequence[tf.Variable]) -> None:
+    """Writes model.safetensors and config.json, which transformers' BertForPreTraining.from_pretrained reads.
+
+    variables: all those of BertForPreTraining. Each file is replaced atomically.
+    """
+    from safetensors.numpy import save
+
+    tensors = {}
+    for variable in variables:
+        name, transposed = huggingface_name(variable_name(variable))
+        value = variable.numpy()
+        tensors[name] = np.ascontiguousarray(value.T) if transposed else value
+    with atomic_open(Path(directory, "model.safetensors")) as stream:
+        stream.write(save(tensors, metadata={"format": "pt"}))  # transformers refuses files without a format
+    settings = config.to_dict()
+    settings["hidden_act"] = _HUGGINGFACE_ACTIVATION.get(config.hidden_act, config.hidden_act)
+    fixed = {
+        "architectures": ["BertForPreTraining"],
+        "model_type": "bert",
+        "dtype": "float32",
+        "layer_norm_eps": 1e-12,
+        "pad_token_id": 0,
+        "tie_word_embeddings": True,
+    }
+    write_json(Path(directory, "config.json"), fixed | settings)

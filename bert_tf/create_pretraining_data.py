@@ -1,0 +1,635 @@
+"""Makes pre-training records from text: one sentence a line, a blank line between documents.
+
+    python -m bert_tf.create_pretraining_data --vocab_file=vocab.txt --input_file=sharded/wiki/training \\
+        --output_dir=tfrecord/wiki/training --max_seq_length=128 --max_predictions_per_seq=20
+
+With --output_dir each input <name>.txt becomes <name>.tfrecord and --n_processes files are worked on at a
+time; what an interrupted run has finished is kept. With --output_file=a,b,... all instances are dealt in turn
+to the named files. Records depend on the text, its file name, the flags and the seed; never on the number of
+processes.
+"""
+
+import os
+import sys
+
+if not __package__:  # started as a file: the repository, not this folder, is where modules are looked up
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+import argparse
+import contextlib
+import fcntl
+import multiprocessing
+import shutil
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from bert_tf.instances import (
+    MIN_SEQ_LENGTH,
+    Document,
+    InstanceSettings,
+    MaskingVocabulary,
+    blocks,
+    document_instances,
+    generator,
+    read_documents,
+    to_example,
+)
+from bert_tf.records import (
+    MANIFEST,
+    MANIFEST_FORMAT,
+    SUFFIX,
+    UNFINISHED_MANIFEST,
+    TFRecordWriter,
+    encode_example,
+    iter_tfrecord,
+    tfrecord_files,
+)
+from bert_tf.tokenization import FullTokenizer, load_vocab
+from runkit.errors import UserError, run_main
+from runkit.files import read_json, sha256_file, write_json
+from runkit.progress import Progress, print_line
+
+# Text of this many characters is paired and masked at a time (about 2 million tokens, 100 MB of memory).
+BLOCK_CHARS = 8_000_000
+SAVE_SECONDS = 5.0  # how much work on small files a kill can cost
+
+# English text, measured; only used to see that the disk is plainly too small.
+_TEXT_BYTES_PER_TOKEN = 4.5
+_FILLED = 0.92  # share of a sequence that is not padding
+
+
+@dataclass(frozen=True)
+class RecordSettings:
+    """All that records depend on, besides the text."""
+
+    vocab_file: str
+    do_lower_case: bool
+    random_seed: int
+    dupe_factor: int
+    instances: InstanceSettings
+
+    def manifest_header(self) -> dict:
+        """The settings as a manifest keeps them: the vocabulary by its size and sum, not by its place."""
+        return {
+            "format": MANIFEST_FORMAT,
+            "vocab_size": len(load_vocab(self.vocab_file)),
+            "vocab_sha256": sha256_file(self.vocab_file),
+            "do_lower_case": self.do_lower_case,
+            "random_seed": self.random_seed,
+            "dupe_factor": self.dupe_factor,
+            **asdict(self.instances),
+        }
+
+
+class Job(NamedTuple):
+    """One text file, its instances dealt in turn to the outputs from outputs[first] on."""
+
+    source: Path
+    outputs: list[Path]
+    first: int = 0
+
+
+class JobResult(NamedTuple):
+    entries: list[dict]  # manifest entry of each output
+    warnings: list[str]
+
+
+# --- one file -----------------------------------------------------------------------------------------------
+
+
+class RecordMaker:
+    """Turns text files into record files."""
+
+    def __init__(self, settings: RecordSettings):
+        self.settings = settings
+        self.tokenizer = FullTokenizer(settings.vocab_file, settings.do_lower_case)
+        self.vocabulary = MaskingVocabulary.of(self.tokenizer.vocab)
+
+    def make(self, job: Job, advance: Callable[[float], None]) -> JobResult:
+        """Writes the records of a file, calling advance(bytes of text done). Any error names the file."""
+        try:
+            return self._make(job, advance)
+        except OSError as error:
+            raise UserError(f"{job.source}: {error}") from error
+        except MemoryError as error:
+            raise UserError(f"{job.source}: out of memory; use fewer --n_processes") from error
+        except UserError:
+            raise
+        except Exception as error:
+            error.add_note(f"while making records from {job.source}")
+            raise
+
+    def _make(self, job: Job, advance: Callable[[float], None]) -> JobResult:
+        counts = [Counter() for _ in job.outputs]
+        n_records = n_multiple = 0
+        last = None
+        size, done = job.source.stat().st_size, 0.0
+        source_sha256 = sha256_file(job.source)
+        with contextlib.ExitStack() as stack:
+            writers = [stack.enter_context(TFRecordWriter(output)) for output in job.outputs]
+            texts = read_documents(job.source, self.tokenizer.encode, BLOCK_CHARS)
+            for block, (documents, chars) in enumerate(blocks(texts, BLOCK_CHARS)):
+                last = documents[-1]
+                n_multiple += sum(len(document.sentences) > 1 for document in documents)
+                for duplicate in range(self.settings.dupe_factor):
+                    for record, n_tokens, n_masked in self._pass(job.source.name, documents, block, duplicate):
+                        output = (job.first + n_records) % len(writers)
+                        writers[output].write(record)
+                        counts[output].update(tokens=n_tokens, masked_tokens=n_masked)
+                        n_records += 1
+                    done += chars / self.settings.dupe_factor
+                    advance(chars / self.settings.dupe_factor)
+            if last is None:
+                raise UserError(f"{job.source}: no text in this file; remove it from the input")
+            if n_records == 0:
+                raise UserError(
+                    f"{job.source}: a single sentence makes no pair; the format is one sentence a line, "
+                    "with a blank line between documents"
+                )
+        advance(size - done)  # line ends, and characters of several bytes
+        return JobResult(
+            [
+                {
+                    **writer.summary()._asdict(),
+                    "tokens": count["tokens"],
+                    "masked_tokens": count["masked_tokens"],
+                    "sources": {job.source.name: source_sha256},
+                }
+                for writer, count in zip(writers, counts, strict=True)
+            ],
+            _doubts(job.source, last.number + 1, n_multiple),
+        )
+
+    def _pass(
+        self, file_name: str, documents: list[Document], block: int, duplicate: int
+    ) -> list[tuple[bytes, int, int]]:
+        """(record, tokens, masked tokens) of every instance of a block in one pass over it, shuffled."""
+        seed, settings = self.settings.random_seed, self.settings.instances
+        s, p = settings.max_seq_length, settings.max_predictions_per_seq
+        records = [
+            (encode_example(to_example(instance, s, p)), len(instance.tokens), len(instance.masked_positions))
+            for index in range(len(documents))
+            for instance in document_instances(documents, index, duplicate, seed, file_name, settings, self.vocabulary)
+        ]
+        generator(seed, file_name, duplicate, "order of block", block).shuffle(records)
+        return records
+
+
+def _doubts(source: Path, n_documents: int, n_multiple: int) -> list[str]:
+    """Warnings about a text that is probably not in the format meant."""
+    if n_documents == 1:
+        return [
+            f"{source}: a single document, so only true next sentences were made, and next-sentence "
+            "prediction has nothing to learn; documents are separated by blank lines"
+        ]
+    if n_multiple == 0:
+        return [
+            f"{source}: every document is a single sentence, so only random next sentences were made; "
+            "the format is one sentence a line, with a blank line between documents"
+        ]
+    return []
+
+
+# --- many files, several processes --------------------------------------------------------------------------
+
+
+class _Stopped(Exception):
+    """Another file failed."""
+
+
+class _Worker:
+    """What a worker process keeps between files."""
+
+    def __init__(self, settings: RecordSettings, counter, stop):
+        self.maker = RecordMaker(settings)
+        self.counter, self.stop = counter, stop
+
+    def advance(self, n_bytes: float) -> None:
+        if self.stop.is_set():
+            raise _Stopped
+        with self.counter.get_lock():
+            self.counter.value += n_bytes
+
+
+_worker: _Worker
+
+
+def _start_worker(*arguments) -> None:
+    global _worker
+    _worker = _Worker(*arguments)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Workers of a killed run would wait for work for ever."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
+
+
+def _work(job: Job) -> JobResult:
+    return _worker.maker.make(job, _worker.advance)
+
+
+def run_jobs(jobs: Sequence[Job], settings: RecordSettings, n_processes: int) -> Iterator[tuple[Job, JobResult]]:
+    """Yields each job with its result as it ends. The first failure stops all and is raised."""
+    kilobytes = sum(job.source.stat().st_size for job in jobs) // 1000
+    n_processes = min(n_processes, len(jobs))
+    label = "records" if n_processes == 1 else f"records, {n_processes} processes"
+    with Progress(kilobytes, label, "kB") as progress:
+        if n_processes <= 1:
+            done = 0.0
+
+            def advance(n_bytes: float) -> None:
+                nonlocal done
+                done += n_bytes
+                progress.update(int(done / 1000) - progress.done)
+
+            maker = RecordMaker(settings)
+            for job in jobs:
+                yield job, maker.make(job, advance)
+        else:
+            yield from _run_in_pool(jobs, settings, n_processes, progress)
+
+
+def _run_in_pool(
+    jobs: Sequence[Job], settings: RecordSettings, n_processes: int, progress: Progress
+) -> Iterator[tuple[Job, JobResult]]:
+    # A fork server: forking a process that may have threads (TensorFlow's, a progress bar's) is not safe.
+    context = multiprocessing.get_context("forkserver")
+    counter, stop = context.Value("d", 0.0), context.Event()
+    waiting = iter(jobs)
+    with ProcessPoolExecutor(n_processes, context, _start_worker, (settings, counter, stop)) as pool:
+        running = {pool.submit(_work, job): job for _, job in zip(range(n_processes), waiting, strict=False)}
+        try:
+            while running:
+                ended, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
+                progress.update(int(counter.value / 1000) - progress.done)
+                for future in ended:
+                    result = future.result()
+                    yield running.pop(future), result
+                    if (job := next(waiting, None)) is not None:
+                        running[pool.submit(_work, job)] = job
+        except BrokenProcessPool as error:
+            files = ", ".join(str(job.source) for job in running.values())
+            raise UserError(
+                f"a worker process was killed (out of memory?) while working on one of: {files}; "
+                "run again with fewer --n_processes, finished files are kept"
+            ) from error
+        finally:
+            stop.set()
+
+
+# --- manifests ----------------------------------------------------------------------------------------------
+
+
+def _manifest(header: dict, files: dict[str, dict]) -> dict:
+    """header, files by name and totals."""
+    totals = {k: sum(entry[k] for entry in files.values()) for k in ("records", "tokens", "masked_tokens")}
+    return {**header, "files": dict(sorted(files.items())), **totals}
+
+
+def _earlier_files(folder: Path, header: dict, overwrite: bool) -> dict[str, dict]:
+    """The entries an earlier run with the same settings left in a folder.
+
+    Other settings raise UserError, or are taken for nothing with overwrite.
+    """
+    unfinished, finished = folder / UNFINISHED_MANIFEST, folder / MANIFEST
+    path = unfinished if unfinished.exists() else finished
+    if not path.exists():
+        return {}
+    earlier = read_json(path)
+    for key, value in header.items():
+        if earlier.get(key) != value:
+            if overwrite:
+                return {}
+            raise UserError(
+                f"{folder} holds records made with {key}={earlier.get(key)}, this run has {key}={value}; "
+                "choose another folder, or pass --overwrite to replace them"
+            )
+    return earlier["files"]
+
+
+def _is_current(output: Path, entry: dict | None, sources: Sequence[Path]) -> bool:
+    """Whether the output is what its manifest entry says, made from the present sources."""
+    return (
+        entry is not None
+        and output.is_file()
+        and output.stat().st_size == entry["bytes"]
+        and entry["sources"] == {source.name: sha256_file(source) for source in sources}
+        and sha256_file(output) == entry["sha256"]
+    )
+
+
+def _require_space(folder: Path, sources: Sequence[Path], settings: RecordSettings) -> None:
+    """Raises UserError when the disk has less than half of what the records of English text would take."""
+    s, p = settings.instances.max_seq_length, settings.instances.max_predictions_per_seq
+    record_bytes = 4 * s + 8 * p
+    text_bytes = sum(source.stat().st_size for source in sources)
+    expected = text_bytes / _TEXT_BYTES_PER_TOKEN / (_FILLED * s) * record_bytes * settings.dupe_factor
+    free = shutil.disk_usage(folder).free
+    if free < expected / 2:
+        raise UserError(
+            f"{folder}: {free / 1e9:.2f} GB free, but these records will take about {expected / 1e9:.2f} GB; "
+            "free some space, choose another disk or lower --dupe_factor"
+        )
+
+
+# --- the two ways to name outputs ---------------------------------------------------------------------------
+
+
+def create_folder(
+    sources: Sequence[Path], folder: Path, settings: RecordSettings, n_processes: int, overwrite: bool
+) -> dict:
+    """<name>.txt -> folder/<name>.tfrecord for every source, then the manifest; returns it.
+
+    The manifest lists the files of this run only; until it is written, a partial one keeps readers out and
+    tells a later run what is done.
+    """
+    _make_folder(folder)
+    with _locked(folder, wait=False):
+        for leftover in folder.glob(f".*.{8 * '[0-9a-f]'}.tmp"):  # of a run that was killed
+            leftover.unlink()
+        return _create_folder(sources, folder, settings, n_processes, overwrite)
+
+
+def _create_folder(
+    sources: Sequence[Path], folder: Path, settings: RecordSettings, n_processes: int, overwrite: bool
+) -> dict:
+    header = settings.manifest_header()
+    earlier = _earlier_files(folder, header, overwrite)
+    jobs = [Job(source, [folder / f"{source.stem}{SUFFIX}"]) for source in sources]
+    files: dict[str, dict] = {}
+    if earlier and not overwrite:
+        with (
+            ThreadPoolExecutor(n_processes) as pool,
+            Progress(len(jobs), "checking records", "files") as progress,
+        ):
+
+            def check(job: Job) -> bool:
+                return _is_current(job.outputs[0], earlier.get(job.outputs[0].name), [job.source])
+
+            for job, current in zip(list(jobs), pool.map(check, jobs), strict=True):
+                if current:
+                    files[job.outputs[0].name] = earlier[job.outputs[0].name]
+                    jobs.remove(job)
+                progress.update()
+        print_line(f"{len(files)} of {len(sources)} files are already done")
+    if jobs:
+        _require_space(folder, [job.source for job in jobs], settings)
+        unfinished = folder / UNFINISHED_MANIFEST
+        write_json(unfinished, _manifest(header, files))
+        saved = time.monotonic()
+        try:
+            for job, result in run_jobs(jobs, settings, n_processes):
+                _warn(result.warnings)
+                files[job.outputs[0].name] = result.entries[0]
+                if time.monotonic() - saved > SAVE_SECONDS:
+                    write_json(unfinished, _manifest(header, files))
+                    saved = time.monotonic()
+        finally:
+            write_json(unfinished, _manifest(header, files))
+    manifest = _manifest(header, files)
+    write_json(folder / MANIFEST, manifest)
+    (folder / UNFINISHED_MANIFEST).unlink(missing_ok=True)
+    strays = [path.name for path in tfrecord_files(folder) if path.name not in files]
+    if strays:
+        _warn([f"{folder}: {len(strays)} other files are not part of the data set: {', '.join(strays[:3])}"])
+    return manifest
+
+
+def create_files(
+    sources: Sequence[Path],
+    outputs: Sequence[Path],
+    settings: RecordSettings,
+    n_processes: int,
+    overwrite: bool,
+) -> dict:
+    """Deals the instances of all sources to the outputs and enters these into the manifests of their folders.
+
+    Returns a manifest of the outputs alone.
+    """
+    header = settings.manifest_header()
+    folders = {output.parent for output in outputs}
+    for folder in folders:
+        _make_folder(folder)
+    earlier = {folder: _earlier_files(folder, header, overwrite) for folder in folders}
+    entries = [earlier[output.parent].get(output.name) for output in outputs]
+    if not overwrite and all(
+        _is_current(output, entry, sources) for output, entry in zip(outputs, entries, strict=True)
+    ):
+        print_line(f"all {len(outputs)} files are already done")
+    else:
+        _require_space(outputs[0].parent, sources, settings)
+        entries = _deal(sources, outputs, settings, n_processes)
+    for folder in folders:
+        with _locked(folder, wait=True):
+            files = _earlier_files(folder, header, overwrite)
+            files |= {o.name: entry for o, entry in zip(outputs, entries, strict=True) if o.parent == folder}
+            write_json(folder / MANIFEST, _manifest(header, files))
+    return _manifest(header, {output.name: entry for output, entry in zip(outputs, entries, strict=True)})
+
+
+def _deal(sources: Sequence[Path], outputs: Sequence[Path], settings: RecordSettings, n_processes: int) -> list[dict]:
+    """Writes the outputs, the records dealt to each in the order of sources; returns their entries."""
+    if len(sources) == 1:
+        ((_, result),) = run_jobs([Job(sources[0], list(outputs))], settings, 1)
+        _warn(result.warnings)
+        return result.entries
+    with tempfile.TemporaryDirectory(prefix=".parts-", dir=outputs[0].parent) as folder:
+        jobs = [
+            Job(source, [Path(folder, f"{i}-{k}{SUFFIX}") for k in range(len(outputs))], first=i)
+            for i, source in enumerate(sources)
+        ]
+        results = {}
+        for job, result in run_jobs(jobs, settings, n_processes):
+            _warn(result.warnings)
+            results[job.source] = result
+        entries = []
+        for k, output in enumerate(outputs):
+            counts, names = Counter(), {}
+            with TFRecordWriter(output) as writer:
+                for job in jobs:
+                    for record in iter_tfrecord(job.outputs[k]):
+                        writer.write(record)
+                    entry = results[job.source].entries[k]
+                    counts.update(tokens=entry["tokens"], masked_tokens=entry["masked_tokens"])
+                    names |= entry["sources"]
+            entries.append({**writer.summary()._asdict(), **counts, "sources": names})
+        return entries
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, wait: bool) -> Iterator[None]:
+    """Keeps other runs out of a folder and its manifest. Raises UserError when one is there and wait is
+    False.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{folder}: another run is making records in this folder; let it end") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {folder}: {error.strerror}") from error
+
+
+def _warn(messages: Iterable[str]) -> None:
+    for message in messages:
+        print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
+# --- command line -------------------------------------------------------------------------------------------
+
+
+def find_sources(input_file: str) -> list[Path]:
+    """The text files of a comma list of files and folders (their *.txt), in the order given, folders by name.
+
+    Raises UserError for a path that is missing, a folder without text and two files of the same name: the
+    name is part of what the random choices depend on, and names the output.
+    """
+    sources: list[Path] = []
+    for item in input_file.split(","):
+        path = Path(item.strip())
+        if path.is_dir():
+            found = sorted(p for p in path.glob("*.txt") if p.is_file() and not p.name.startswith("."))
+            if not found:
+                raise UserError(f"{path}: no *.txt files in this folder; has the text been sharded?")
+            sources += found
+        elif path.is_file():
+            sources.append(path)
+        else:
+            raise UserError(f"--input_file: {str(path)!r} is neither a file nor a folder")
+    by_name: dict[str, Path] = {}
+    for source in sources:
+        other = by_name.setdefault(source.stem, source)
+        if other is not source:
+            raise UserError(f"--input_file: {other} and {source} have the same name; rename one")
+    return sources
+
+
+def _doubt_casing(settings: RecordSettings) -> list[str]:
+    """Warnings when the vocabulary looks made for the other value of do_lower_case."""
+    vocab = load_vocab(settings.vocab_file)
+    n_capitals = sum(token != token.lower() and not token.startswith("[") for token in vocab)
+    if settings.do_lower_case and n_capitals:
+        return [
+            f"{settings.vocab_file}: {n_capitals} tokens have capitals, but the text is lower-cased; "
+            "for a cased vocabulary pass --do_lower_case=0"
+        ]
+    if not settings.do_lower_case and not n_capitals:
+        return [
+            f"{settings.vocab_file}: no token has a capital, but the text is not lower-cased; "
+            "for an uncased vocabulary pass --do_lower_case=1"
+        ]
+    return []
+
+
+def _boolean(text: str) -> bool:
+    values = {"1": True, "true": True, "0": False, "false": False}
+    if text.lower() not in values:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of 0, 1, true, false")
+    return values[text.lower()]
+
+
+def _add_boolean(parser: argparse.ArgumentParser, name: str, default: bool, text: str) -> None:
+    """--name, --name=0|1|true|false and --noname."""
+    parser.add_argument(f"--{name}", type=_boolean, nargs="?", const=True, default=default, metavar="0|1", help=text)
+    parser.add_argument(f"--no{name}", dest=name, action="store_false", help=argparse.SUPPRESS)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    # Defaults are those of the published script.
+    parser = argparse.ArgumentParser(
+        prog="create_pretraining_data",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--vocab_file", required=True, help="WordPiece vocabulary, one token a line")
+    add("--input_file", required=True, help="text file, folder of *.txt, or a comma list of these")
+    outputs = parser.add_mutually_exclusive_group(required=True)
+    outputs.add_argument("--output_file", help="comma list of TFRecord files, instances dealt in turn")
+    outputs.add_argument("--output_dir", help="folder that gets <name>.tfrecord for each input <name>.txt")
+    _add_boolean(parser, "do_lower_case", True, "lower-case and strip accents (default 1)")
+    _add_boolean(parser, "do_whole_word_mask", False, "mask all pieces of a word together (default 0)")
+    add("--max_seq_length", type=int, default=128, help="tokens a sequence (default %(default)s)")
+    add("--max_predictions_per_seq", type=int, default=20, help="masked tokens at most (default %(default)s)")
+    add("--random_seed", type=int, default=12345, help="default %(default)s")
+    add("--dupe_factor", type=int, default=10, help="passes over the text (default %(default)s)")
+    add("--masked_lm_prob", type=float, default=0.15, help="share of tokens masked (default %(default)s)")
+    add("--short_seq_prob", type=float, default=0.1, help="share of shorter sequences (default %(default)s)")
+    n_cores = len(os.sched_getaffinity(0))
+    add(
+        "--n_processes",
+        type=int,
+        default=n_cores,
+        help="files worked on at a time (default: one a core, %(default)s)",
+    )
+    _add_boolean(parser, "overwrite", False, "make again what is finished or has other settings")
+    args = parser.parse_args(argv)
+    for flag, low, high in (
+        ("max_seq_length", MIN_SEQ_LENGTH, None),
+        ("max_predictions_per_seq", 1, None),
+        ("dupe_factor", 1, None),
+        ("n_processes", 1, None),
+        ("masked_lm_prob", 0.0, 1.0),
+        ("short_seq_prob", 0.0, 1.0),
+    ):
+        value = getattr(args, flag)
+        if not (low <= value and (high is None or value <= high)):
+            bounds = f"at least {low}" if high is None else f"from {low} to {high}"
+            raise UserError(f"--{flag}={value}: must be {bounds}")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; raises UserError for whatever the user can fix."""
+    args = _parse(argv)
+    settings = RecordSettings(
+        vocab_file=args.vocab_file,
+        do_lower_case=args.do_lower_case,
+        random_seed=args.random_seed,
+        dupe_factor=args.dupe_factor,
+        instances=InstanceSettings(
+            max_seq_length=args.max_seq_length,
+            max_predictions_per_seq=args.max_predictions_per_seq,
+            masked_lm_prob=args.masked_lm_prob,
+            short_seq_prob=args.short_seq_prob,
+            do_whole_word_mask=args.do_whole_word_mask,
+        ),
+    )
+    _warn(_doubt_casing(settings))
+    sources = find_sources(args.input_file)
+    if args.output_dir:
+        manifest = create_folder(sources, Path(args.output_dir), settings, args.n_processes, args.overwrite)
+    else:
+        outputs = [Path(name.strip()) for name in args.output_file.split(",")]
+        if len({output.name for output in outputs} - {""}) < len(outputs):
+            raise UserError(f"--output_file={args.output_file}: a name is empty or stands twice")
+        manifest = create_files(sources, outputs, settings, args.n_processes, args.overwrite)
+    print_line(
+        f"{manifest['records']} records in {len(manifest['files'])} files, {manifest['tokens']} tokens, "
+        f"{manifest['masked_tokens']} of them masked: {args.output_dir or args.output_file}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    run_main(main, sys.argv[1:])

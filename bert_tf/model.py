@@ -1,0 +1,313 @@
+"""BERT (arXiv 1810.04805) as plain `tf.Module`s.
+
+Shapes: B batch, S sequence, H hidden, A attention heads, D = H/A, I intermediate, V vocabulary, P predictions a sequence.
+
+Every variable carries the name it has in Google's checkpoints, so that checkpoints are read and written by name. The
+modules know nothing of precision or distribution: they ask `weights` for a variable's value, and `weights` decides in
+which dtype the products run (see weights.ComputeWeights).
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import tensorflow as tf
+
+from bert_tf import ops
+from bert_tf.ops import DropoutKey
+from runkit.errors import UserError
+
+MASKED_SCORE = -10000.0  # added to the scores of padding, as published
+
+
+class Weights(Protocol):
+    """What the modules need from the holder of the weights."""
+
+    dtype: tf.DType
+
+    def __call__(self, variable: tf.Variable) -> tf.Tensor:
+        """The variable's value for a product, in `dtype` (LayerNorm's gamma and beta: float32)."""
+
+    def lookup(self, variable: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
+        """Rows of an embedding table in float32."""
+
+
+# ----------------------------------------------------------------------------------------------------- config
+@dataclasses.dataclass(frozen=True)
+class BertConfig:
+    """The keys of Google's bert_config.json, with the published defaults."""
+
+    vocab_size: int
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 16
+    initializer_range: float = 0.02
+
+    # Keys of Google's multilingual and cased files that describe a pooler which the published code never builds.
+    IGNORED = frozenset(
+        {"directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
+         "pooler_size_per_head", "pooler_type"}
+    )  # fmt: skip
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            good = isinstance(value, field.type) or (field.type is float and isinstance(value, int))
+            if not good or isinstance(value, bool):
+                raise UserError(f"bert config: {field.name} must be {field.type.__name__}, got {value!r}")
+            if field.type is int and value <= 0:
+                raise UserError(f"bert config: {field.name} must be positive, got {value}")
+        if self.hidden_size % self.num_attention_heads:
+            raise UserError(
+                f"bert config: hidden_size {self.hidden_size} is not a multiple of "
+                f"num_attention_heads {self.num_attention_heads}"
+            )
+        if self.hidden_act not in ACTIVATIONS:
+            raise UserError(f"bert config: hidden_act {self.hidden_act!r} is not one of {sorted(ACTIVATIONS)}")
+
+    @classmethod
+    def from_json_file(cls, path: str | Path) -> "BertConfig":
+        """Reads Google's JSON; unknown keys, wrong types and a missing vocab_size raise UserError naming the file."""
+        try:
+            values = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        except OSError as error:
+            raise UserError(f"cannot read the bert config {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise UserError(f"{path} is not JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise UserError(f"{path}: expected an object with the keys of bert_config.json")
+        known = {field.name for field in dataclasses.fields(cls)}
+        unknown = sorted(set(values) - known - cls.IGNORED)
+        if unknown:
+            raise UserError(f"{path}: unknown keys {unknown}; known are {sorted(known)}")
+        if "vocab_size" not in values:
+            raise UserError(f"{path}: the key vocab_size is missing")
+        try:
+            return cls(**{key: value for key, value in values.items() if key in known})
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error
+
+    def to_dict(self) -> dict:
+        """The JSON object that from_json_file reads."""
+        return dataclasses.asdict(self)
+
+
+ACTIVATIONS = {"gelu": ops.gelu, "relu": tf.nn.relu, "tanh": tf.tanh, "linear": tf.identity, "": tf.identity}
+
+
+# ----------------------------------------------------------------------------------------------------- pieces
+class Initializer:
+    """Truncated normal draws (at two deviations) that depend on (seed, variable name) only.
+
+    So the same seed gives the same start whatever the order of construction or the number of processes.
+    """
+
+    def __init__(self, seed: int, stddev: float):
+        self.seed, self.stddev = seed, stddev
+
+    def normal(self, name: str, shape: list[int]) -> tf.Variable:
+        # zlib.crc32 rather than hash(): Python's hash of a string changes from process to process.
+        import zlib
+
+        key = [self.seed, zlib.crc32(name.encode())]
+        value = tf.random.stateless_truncated_normal(shape, key, stddev=self.stddev, dtype=tf.float32)
+        return tf.Variable(value, name=name)
+
+    def zeros(self, name: str, shape: list[int]) -> tf.Variable:
+        return tf.Variable(tf.zeros(shape), name=name)
+
+    def ones(self, name: str, shape: list[int]) -> tf.Variable:
+        return tf.Variable(tf.ones(shape), name=name)
+
+
+class Dense(tf.Module):
+    """y = x W + b, W [in, out]."""
+
+    def __init__(self, name: str, inputs: int, outputs: int, init: Initializer):
+        super().__init__(name="dense")
+        self.kernel = init.normal(f"{name}/kernel", [inputs, outputs])
+        self.bias = init.zeros(f"{name}/bias", [outputs])
+
+    def __call__(self, x: tf.Tensor, weights: Weights) -> tf.Tensor:
+        return tf.nn.bias_add(tf.matmul(x, weights(self.kernel)), weights(self.bias))
+
+
+class LayerNorm(tf.Module):
+    """LayerNorm over the last axis, alone or of a residual sum."""
+
+    def __init__(self, name: str, size: int, init: Initializer):
+        super().__init__(name="layer_norm")
+        self.beta = init.zeros(f"{name}/beta", [size])
+        self.gamma = init.ones(f"{name}/gamma", [size])
+
+    def __call__(self, x: tf.Tensor, weights: Weights) -> tf.Tensor:
+        return ops.layer_norm(x, weights(self.gamma), weights(self.beta))
+
+    def of_sum(self, x, residual, weights: Weights, key, batch, site: int, rate: float) -> tf.Tensor:
+        """LayerNorm(residual + dropout(x))."""
+        return ops.add_layer_norm(x, residual, weights(self.gamma), weights(self.beta), key, batch, site, rate)
+
+
+class Embeddings(tf.Module):
+    """LayerNorm(word + token type + position), then dropout."""
+
+    def __init__(self, config: BertConfig, init: Initializer):
+        super().__init__(name="embeddings")
+        prefix, size = "bert/embeddings", config.hidden_size
+        self.word = init.normal(f"{prefix}/word_embeddings", [config.vocab_size, size])
+        self.token_type = init.normal(f"{prefix}/token_type_embeddings", [config.type_vocab_size, size])
+        self.position = init.normal(f"{prefix}/position_embeddings", [config.max_position_embeddings, size])
+        self.layer_norm = LayerNorm(f"{prefix}/LayerNorm", size, init)
+        self.rate = config.hidden_dropout_prob
+
+    def __call__(self, input_ids, segment_ids, weights: Weights, key: DropoutKey | None) -> tf.Tensor:
+        """input_ids, segment_ids: [B, S] int32 -> [B*S, H]."""
+        batch, length, size = tf.shape(input_ids)[0], tf.shape(input_ids)[1], self.word.shape[1]
+        tokens = weights.lookup(self.word, input_ids)  # [B, S, H]
+        types = weights.lookup(self.token_type, segment_ids)
+        positions = weights.lookup(self.position, tf.range(length))  # [S, H]
+        x = tf.cast(tokens + types + positions, weights.dtype)
+        x = self.layer_norm(tf.reshape(x, [batch * length, size]), weights)
+        x = ops.dropout(tf.reshape(x, [batch, length * size]), key, site=0, rate=self.rate)
+        return tf.reshape(x, [batch * length, size])
+
+
+class Layer(tf.Module):
+    """One post-LayerNorm transformer block."""
+
+    def __init__(self, config: BertConfig, index: int, init: Initializer):
+        super().__init__(name=f"layer_{index}")
+        prefix, size = f"bert/encoder/layer_{index}", config.hidden_size
+        self.query = Dense(f"{prefix}/attention/self/query", size, size, init)
+        self.key = Dense(f"{prefix}/attention/self/key", size, size, init)
+        self.value = Dense(f"{prefix}/attention/self/value", size, size, init)
+        self.attention_output = Dense(f"{prefix}/attention/output/dense", size, size, init)
+        self.attention_norm = LayerNorm(f"{prefix}/attention/output/LayerNorm", size, init)
+        self.intermediate = Dense(f"{prefix}/intermediate/dense", size, config.intermediate_size, init)
+        self.output = Dense(f"{prefix}/output/dense", config.intermediate_size, size, init)
+        self.output_norm = LayerNorm(f"{prefix}/output/LayerNorm", size, init)
+        self.config = config
+        self.first_site = 1 + 3 * index  # numbers this layer's three dropouts
+
+    def __call__(self, x, mask_bias, weights: Weights, key: DropoutKey | None) -> tf.Tensor:
+        """x: [B*S, H]; mask_bias: [B, 1, 1, S] -> [B*S, H]."""
+        batch, length = tf.shape(mask_bias)[0], tf.shape(mask_bias)[3]
+        config, site = self.config, self.first_site
+        heads, depth = config.num_attention_heads, config.hidden_size // config.num_attention_heads
+
+        def split(t):
+            return tf.transpose(tf.reshape(t, [batch, length, heads, depth]), [0, 2, 1, 3])  # [B, A, S, D]
+
+        query, key_, value = (split(dense(x, weights)) for dense in (self.query, self.key, self.value))
+        scores = tf.matmul(query, key_, transpose_b=True)  # [B, A, S, S]
+        probabilities = ops.attention_probabilities(
+            scores, mask_bias, depth**-0.5, key, site, config.attention_probs_dropout_prob
+        )
+        context = tf.transpose(tf.matmul(probabilities, value), [0, 2, 1, 3])  # [B, S, A, D]
+        context = tf.reshape(context, [batch * length, config.hidden_size])
+
+        rate = config.hidden_dropout_prob
+        attended = self.attention_output(context, weights)
+        x = self.attention_norm.of_sum(attended, x, weights, key, batch, site + 1, rate)
+        hidden = ACTIVATIONS[config.hidden_act](self.intermediate(x, weights))
+        return self.output_norm.of_sum(self.output(hidden, weights), x, weights, key, batch, site + 2, rate)
+
+
+class Encoder(tf.Module):
+    """Token ids to hidden states and a pooled vector: everything under `bert/` in a checkpoint."""
+
+    def __init__(self, config: BertConfig, init: Initializer):
+        super().__init__(name="bert")
+        self.config = config
+        self.embeddings = Embeddings(config, init)
+        self.layers = [Layer(config, index, init) for index in range(config.num_hidden_layers)]
+        self.pooler = Dense("bert/pooler/dense", config.hidden_size, config.hidden_size, init)
+
+    def __call__(self, input_ids, input_mask, segment_ids, weights: Weights, key: DropoutKey | None = None):
+        """input_ids, input_mask (1 token, 0 padding), segment_ids: [B, S] int32.
+
+        Returns (sequence [B, S, H], pooled [B, H]). Without a key there is no dropout.
+        """
+        batch, length = tf.shape(input_ids)[0], tf.shape(input_ids)[1]
+        mask_bias = (1.0 - tf.cast(input_mask, tf.float32))[:, None, None, :] * MASKED_SCORE
+        x = self.embeddings(input_ids, segment_ids, weights, key)
+        for layer in self.layers:
+            x = layer(x, mask_bias, weights, key)
+        sequence = tf.reshape(x, [batch, length, self.config.hidden_size])
+        pooled = tf.tanh(self.pooler(sequence[:, 0, :], weights))
+        return sequence, pooled
+
+
+# ---------------------------------------------------------------------------------------------- pre-training
+class PretrainingLogits(NamedTuple):
+    """masked_lm: [B*P, V] float32; next_sentence: [B, 2] float32 (0 the real next segment, 1 a random one)."""
+
+    masked_lm: tf.Tensor
+    next_sentence: tf.Tensor
+
+
+class MaskedLmHead(tf.Module):
+    """Vocabulary scores at the masked positions only; the projection is the word embedding table."""
+
+    def __init__(self, config: BertConfig, init: Initializer):
+        super().__init__(name="predictions")
+        prefix, size = "cls/predictions", config.hidden_size
+        self.transform = Dense(f"{prefix}/transform/dense", size, size, init)
+        self.layer_norm = LayerNorm(f"{prefix}/transform/LayerNorm", size, init)
+        self.output_bias = init.zeros(f"{prefix}/output_bias", [config.vocab_size])
+        self.activation = ACTIVATIONS[config.hidden_act]
+
+    def __call__(self, sequence, positions, table: tf.Variable, weights: Weights) -> tf.Tensor:
+        """sequence [B, S, H], positions [B, P] -> logits [B*P, V] float32."""
+        size = sequence.shape[2]
+        x = tf.reshape(tf.gather(sequence, positions, batch_dims=1), [-1, size])  # [B*P, H]
+        x = self.layer_norm(self.activation(self.transform(x, weights)), weights)
+        logits = tf.matmul(x, weights(table), transpose_b=True)
+        return tf.cast(logits, tf.float32) + tf.cast(weights(self.output_bias), tf.float32)
+
+
+class NextSentenceHead(tf.Module):
+    """Whether segment B follows segment A."""
+
+    def __init__(self, config: BertConfig, init: Initializer):
+        super().__init__(name="seq_relationship")
+        self.output_weights = init.normal("cls/seq_relationship/output_weights", [2, config.hidden_size])
+        self.output_bias = init.zeros("cls/seq_relationship/output_bias", [2])
+
+    def __call__(self, pooled: tf.Tensor, weights: Weights) -> tf.Tensor:
+        """pooled [B, H] -> [B, 2] float32."""
+        logits = tf.matmul(pooled, weights(self.output_weights), transpose_b=True)
+        return tf.cast(logits, tf.float32) + tf.cast(weights(self.output_bias), tf.float32)
+
+
+class BertForPreTraining(tf.Module):
+    """Encoder with the masked-LM and next-sentence heads."""
+
+    def __init__(self, config: BertConfig, seed: int = 0):
+        super().__init__(name="bert_for_pretraining")
+        init = Initializer(seed, config.initializer_range)
+        self.config = config
+        self.bert = Encoder(config, init)
+        self.predictions = MaskedLmHead(config, init)
+        self.seq_relationship = NextSentenceHead(config, init)
+
+    def __call__(self, batch, weights: Weights, key: DropoutKey | None = None) -> PretrainingLogits:
+        """batch: input_pipeline.Batch. Without a key there is no dropout (evaluation)."""
+        sequence, pooled = self.bert(batch.input_ids, batch.input_mask, batch.segment_ids, weights, key)
+        table = self.bert.embeddings.word
+        return PretrainingLogits(
+            self.predictions(sequence, batch.masked_lm_positions, table, weights),
+            self.seq_relationship(pooled, weights),
+        )
+
+
+def variable_name(variable: tf.Variable) -> str:
+    """The variable's name in a checkpoint (`tf.Variable.name` without its `:0`)."""
+    return variable.name.removesuffix(":0")

@@ -1,0 +1,308 @@
+"""Pre-training records: the schema, tf.train.Example encoding, TFRecord files and their manifest; no
+TensorFlow here.
+
+S max_seq_length, P max_predictions_per_seq.
+
+A TFRecord file is a run of frames: uint64 length, uint32 masked CRC-32C of the length, the record, uint32
+masked CRC-32C of the record, all little-endian (https://www.tensorflow.org/tutorials/load_data/tfrecord). A
+record is a serialized tf.train.Example (tensorflow/core/example/{example,feature}.proto).
+"""
+
+import hashlib
+import mmap
+import os
+import struct
+import warnings
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import google_crc32c
+import numpy as np
+
+from runkit.errors import UserError
+from runkit.files import atomic_open, read_json
+
+MANIFEST = "manifest.json"
+UNFINISHED_MANIFEST = "manifest.partial.json"  # a run of create_pretraining_data that has not ended
+MANIFEST_FORMAT = 1
+SUFFIX = ".tfrecord"
+FRAME_OVERHEAD = 16  # bytes around each record
+
+
+class PretrainingExample(NamedTuple):
+    """One record; fields are named as the features. In the file int64, masked_lm_weights float32."""
+
+    input_ids: Sequence[int]  # [S] [CLS] A [SEP] B [SEP], then 0
+    input_mask: Sequence[int]  # [S] 1 for a token, 0 for padding
+    segment_ids: Sequence[int]  # [S] 0 for [CLS] A [SEP] and padding, 1 for B [SEP]
+    masked_lm_positions: Sequence[int]  # [P] ascending, then 0
+    masked_lm_ids: Sequence[int]  # [P] the original ids, then 0
+    masked_lm_weights: Sequence[float]  # [P] 1.0 for a masked position, 0.0 for padding
+    next_sentence_labels: Sequence[int]  # [1] 0: B follows A in the document, 1: B is from another document
+
+
+FLOAT_FEATURES = frozenset({"masked_lm_weights"})
+
+
+def feature_shapes(max_seq_length: int, max_predictions_per_seq: int) -> dict[str, int]:
+    """Feature name -> number of values, in the order of PretrainingExample."""
+    s, p = max_seq_length, max_predictions_per_seq
+    return dict(zip(PretrainingExample._fields, (s, s, s, p, p, p, 1), strict=True))
+
+
+# --- tf.train.Example ---------------------------------------------------------------------------------------
+
+
+def _varint(value: int) -> bytes:
+    """Base-128, low groups first, the high bit set on all bytes but the last."""
+    if value < 0:
+        value += 1 << 64
+    groups = bytearray()
+    while value > 0x7F:
+        groups.append(value & 0x7F | 0x80)
+        value >>= 7
+    groups.append(value)
+    return bytes(groups)
+
+
+class _VarintTable(dict):
+    """int -> varint, filled as values turn up; there are as many as the vocabulary has tokens."""
+
+    def __missing__(self, value: int) -> bytes:
+        self[value] = encoded = _varint(value)
+        return encoded
+
+
+_VARINTS = _VarintTable()
+
+
+def _packed_varints(values: list[int]) -> bytes:
+    """The varints of values; masks and segments, being below 128, are their own varints."""
+    try:
+        packed = bytes(values)
+    except ValueError:  # a value above 255
+        packed = b""
+    if packed and packed.isascii():
+        return packed
+    return b"".join(map(_VARINTS.__getitem__, values))
+
+
+def _field(tag: int, payload: bytes) -> bytes:
+    """A length-delimited protobuf field."""
+    return bytes([tag << 3 | 2]) + _VARINTS[len(payload)] + payload
+
+
+_FLOAT_LIST, _INT64_LIST = 2, 3  # the fields of Feature's oneof
+# Sorted by name, so that equal examples are equal bytes (a protobuf map has no order of its own).
+_ENCODING = tuple(
+    (index, _FLOAT_LIST if name in FLOAT_FEATURES else _INT64_LIST, _field(1, name.encode()))
+    for name, index in sorted((name, index) for index, name in enumerate(PretrainingExample._fields))
+)
+
+
+def encode_example(example: PretrainingExample) -> bytes:
+    """The serialized tf.train.Example; equal examples give equal bytes."""
+    entries = []
+    for index, kind, key in _ENCODING:
+        values = list(example[index])  # of an array, bytes() would give the memory
+        if kind == _FLOAT_LIST:
+            packed = struct.pack(f"<{len(values)}f", *values)
+        else:
+            packed = _packed_varints(values)
+        entries.append(_field(1, key + _field(2, _field(kind, _field(1, packed)))))
+    return _field(1, b"".join(entries))
+
+
+# --- TFRecord files -----------------------------------------------------------------------------------------
+
+_LENGTH = struct.Struct("<Q")
+_HEADER = struct.Struct("<QI")
+_CRC = struct.Struct("<I")
+
+
+def masked_crc32c(data: bytes) -> int:
+    """CRC-32C rotated right by 15 bits plus a constant: safe for data that holds CRCs itself."""
+    crc = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+class RecordFile(NamedTuple):
+    """What a manifest knows of a file."""
+
+    records: int
+    bytes: int
+    sha256: str
+
+
+class TFRecordWriter:
+    """A context manager that writes records to a file, which appears under its name, whole and synced to
+    disk, when the block ends; when it raises, nothing is left. `summary()` counts and hashes what was
+    written.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = Path(path)
+        self._hash = hashlib.sha256()
+        self._records = self._bytes = 0
+
+    def __enter__(self) -> "TFRecordWriter":
+        self._file = atomic_open(self.path, "wb")
+        self._stream = self._file.__enter__()
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._file.__exit__(*exception)
+
+    def write(self, record: bytes) -> None:
+        """Writes one record with its frame."""
+        length = _LENGTH.pack(len(record))
+        frame = b"".join((length, _CRC.pack(masked_crc32c(length)), record, _CRC.pack(masked_crc32c(record))))
+        self._stream.write(frame)
+        self._hash.update(frame)
+        self._records += 1
+        self._bytes += len(frame)
+
+    def summary(self) -> RecordFile:
+        """The file as written so far."""
+        return RecordFile(self._records, self._bytes, self._hash.hexdigest())
+
+
+def write_tfrecord(path: str | os.PathLike, records: Iterable[bytes]) -> RecordFile:
+    """Writes all records, atomically."""
+    with TFRecordWriter(path) as writer:
+        for record in records:
+            writer.write(record)
+    return writer.summary()
+
+
+def _damaged(path: str | os.PathLike, record: int, offset: int, cause: str) -> UserError:
+    return UserError(
+        f"{path}: {cause} in record {record} at byte {offset}; "
+        "the file is damaged or was not written to the end: make it again, or move it out of the folder"
+    )
+
+
+def _record_length(path: str | os.PathLike, header: bytes, record: int, offset: int, size: int) -> int:
+    """The length a frame header states, its checksum and the end of the file (of `size` bytes) checked."""
+    if len(header) < _HEADER.size:
+        raise _damaged(path, record, offset, f"cut short (only {len(header)} bytes left)")
+    length, crc = _HEADER.unpack(header)
+    if masked_crc32c(header[: _LENGTH.size]) != crc:
+        raise _damaged(path, record, offset, "wrong checksum of the length")
+    if offset + length + FRAME_OVERHEAD > size:
+        cause = f"cut short (only {size - offset} of {length + FRAME_OVERHEAD} bytes left)"
+        raise _damaged(path, record, offset, cause)
+    return length
+
+
+def _checked_record(path: str | os.PathLike, tail: bytes, length: int, record: int, offset: int) -> bytes:
+    """The record at the start of a frame's tail (record and checksum)."""
+    data = tail[:length]
+    if len(tail) != length + _CRC.size:
+        raise _damaged(path, record, offset, "cut short")
+    if masked_crc32c(data) != _CRC.unpack_from(tail, length)[0]:
+        raise _damaged(path, record, offset, "wrong checksum of the data")
+    return data
+
+
+def scan_tfrecord(path: str | os.PathLike) -> np.ndarray:
+    """Where the frames of a TFRecord file begin, from the length fields alone (their checksums are verified).
+
+    Returns int64 [records + 1], the last entry being the file's size, for read_record. Raises UserError
+    naming file, record and byte when the file is cut or corrupt.
+    """
+    offsets = array("q", [0])
+    lengths: dict[bytes, int] = {}  # by header, once checked: a file has few different lengths
+    try:
+        with open(path, "rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size:
+                with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                    offset = 0
+                    while offset < size:
+                        header = data[offset : offset + _HEADER.size]
+                        length = lengths.get(header)
+                        if length is None or offset + length + FRAME_OVERHEAD > size:
+                            length = lengths[header] = _record_length(path, header, len(offsets) - 1, offset, size)
+                        offset += length + FRAME_OVERHEAD
+                        offsets.append(offset)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    return np.frombuffer(offsets, np.int64)
+
+
+def read_record(path: str | os.PathLike, descriptor: int, offsets: np.ndarray, index: int) -> bytes:
+    """Record `index` of the file open at `descriptor`, its checksum verified; offsets come from
+    scan_tfrecord.
+
+    Raises UserError naming file, record and byte when the record is corrupt. Reads without mmap: a file that
+    shrinks meanwhile is then an error and not a crash.
+    """
+    start, end = int(offsets[index]), int(offsets[index + 1])
+    tail = os.pread(descriptor, end - start - _HEADER.size, start + _HEADER.size)
+    return _checked_record(path, tail, end - start - FRAME_OVERHEAD, index, start)
+
+
+def iter_tfrecord(path: str | os.PathLike) -> Iterator[bytes]:
+    """All records of a file in order, everything verified. Raises UserError naming file, record and byte."""
+    try:
+        with open(path, "rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            offset = record = 0
+            while offset < size:
+                length = _record_length(path, stream.read(_HEADER.size), record, offset, size)
+                yield _checked_record(path, stream.read(length + _CRC.size), length, record, offset)
+                offset, record = offset + length + FRAME_OVERHEAD, record + 1
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+
+
+# --- folders ------------------------------------------------------------------------------------------------
+
+
+def read_manifest(directory: str | os.PathLike) -> dict | None:
+    """The manifest of a TFRecord folder, None where there is none; all files listed have the stated size.
+
+    Raises UserError naming the folder or file for an unfinished or unreadable manifest, a missing file, a
+    wrong size. Warns of record files that the manifest does not list: they are not part of the data set.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise UserError(f"{directory}: no such folder of TFRecords; has the data been created?")
+    if (directory / UNFINISHED_MANIFEST).exists():
+        raise UserError(
+            f"{directory}: the creation of these records has not ended ({UNFINISHED_MANIFEST} is there); "
+            "run create_pretraining_data again with the same flags, it goes on where it stopped"
+        )
+    path = directory / MANIFEST
+    if not path.exists():
+        return None
+    manifest = read_json(path)
+    if not (
+        isinstance(manifest, dict)
+        and manifest.get("format") == MANIFEST_FORMAT
+        and isinstance(manifest.get("files"), dict)
+    ):
+        raise UserError(f"{path}: not a manifest of format {MANIFEST_FORMAT}; create the records again")
+    for name, entry in manifest["files"].items():
+        file = directory / name
+        if not file.is_file():
+            raise UserError(f"{file}: missing, but listed in {MANIFEST}; create the records again")
+        size = file.stat().st_size
+        if size != entry["bytes"]:
+            raise UserError(
+                f"{file}: {size} bytes, but {MANIFEST} says {entry['bytes']}; the copy is incomplete: "
+                "copy it again or create the records again"
+            )
+    strays = [path.name for path in tfrecord_files(directory) if path.name not in manifest["files"]]
+    if strays:
+        shown = ", ".join(strays[:3]) + (", ..." if len(strays) > 3 else "")
+        warnings.warn(f"{directory}: {len(strays)} files not listed in {MANIFEST} are not used: {shown}", stacklevel=2)
+    return manifest
+
+
+def tfrecord_files(directory: str | os.PathLike) -> list[Path]:
+    """The *.tfrecord files of a folder by name; hidden, temporary and other files are not records."""
+    return sorted(p for p in Path(directory).glob(f"*{SUFFIX}") if p.is_file() and not p.name.startswith("."))

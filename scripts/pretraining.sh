@@ -1,0 +1,268 @@
+# shellcheck shell=bash
+# Shared by the pre-training launchers: their words, the records, and the one call of run_pretraining.py.
+# Sourced after lib.sh, never run.
+# shellcheck disable=SC2034 # the launchers read what the functions set
+
+DATA_DIR=${DATA_DIR:-$ROOT/data}
+EXTRA=() # --flag=value words, handed to run_pretraining.py as they are
+
+# Where runs go when RESULTS_DIR is not set: /results as in the published container, else the tree's own folder.
+default_results() {
+    if [[ -d /results && -w /results ]]; then
+        printf '/results\n'
+    else
+        printf '%s/results\n' "$ROOT"
+    fi
+}
+
+# ---------------------------------------------------------------------------------------------- words and their checks
+
+# split_words LIMIT WORD...: fills POSITIONAL (at most LIMIT words) and EXTRA.
+split_words() {
+    local limit=$1 word
+    POSITIONAL=()
+    for word in "${@:2}"; do
+        if [[ $word == --* ]]; then
+            EXTRA+=("$word")
+        elif ((${#EXTRA[@]})); then
+            die "'$word' stands after ${EXTRA[-1]}: flags come last, as --flag=value"
+        else
+            POSITIONAL+=("$word")
+        fi
+    done
+    ((${#POSITIONAL[@]} <= limit)) ||
+        die "${#POSITIONAL[@]} words given, at most $limit are known (see --help): '${POSITIONAL[*]:limit}' is left over"
+}
+
+# The checks take names of variables, so that an error can say which word is wrong.
+require_positive_integers() {
+    local name
+    for name in "$@"; do
+        [[ ${!name} =~ ^[1-9][0-9]{0,9}$ ]] || die "$name must be a whole number above 0, not '${!name}'"
+    done
+}
+
+require_counts() {
+    local name
+    for name in "$@"; do
+        [[ ${!name} =~ ^(0|[1-9][0-9]{0,9})$ ]] || die "$name must be a whole number, not '${!name}'"
+    done
+}
+
+require_positive_numbers() {
+    local name number='^([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$'
+    for name in "$@"; do
+        [[ ${!name} =~ $number && ${!name%%[eE]*} == *[1-9]* ]] ||
+            die "$name must be a number above 0 such as 7.5e-4, not '${!name}'"
+    done
+}
+
+# Sets precision_flags and xla_flag from $precision and $use_xla.
+read_precision() {
+    if [[ $precision == manual_fp16 ]]; then
+        log "note: manual_fp16 is fp16 here (one mixed-precision path)"
+        precision=fp16
+    fi
+    case $precision in
+        fp16) precision_flags=(--precision=fp16 --amp) ;;
+        bf16 | fp32 | tf32) precision_flags=("--precision=$precision" --noamp) ;;
+        *) die "precision must be fp16, bf16, fp32 or tf32, not '$precision'" ;;
+    esac
+    case $use_xla in
+        true) xla_flag=--use_xla ;;
+        false) xla_flag=--nouse_xla ;;
+        *) die "use_xla must be true or false, not '$use_xla'" ;;
+    esac
+}
+
+# Sets bert_config: $BERT_CONFIG, else configs/bert/<bert_model>.json.
+read_bert_config() {
+    bert_config=${BERT_CONFIG:-$ROOT/configs/bert/$bert_model.json}
+    if [[ -f $bert_config || ($DRY_RUN == true && -n ${BERT_CONFIG:-}) ]]; then
+        return
+    fi
+    [[ -z ${BERT_CONFIG:-} ]] || die "BERT_CONFIG=$BERT_CONFIG does not exist"
+    local known=("$ROOT"/configs/bert/*.json)
+    known=("${known[@]##*/}")
+    die "bert_model must be one of ${known[*]%.json}, not '$bert_model' (or set BERT_CONFIG to a model file)"
+}
+
+require_launcher() {
+    [[ $DRY_RUN == true || $num_gpus == 1 ]] ||
+        require horovodrun "num_gpus=$num_gpus starts one process a GPU through Horovod; install it, or pass num_gpus 1"
+}
+
+# The 15 words of the LAMB launchers, in the published order with the published defaults.
+take_lamb_words() {
+    split_words 15 "$@"
+    set -- "${POSITIONAL[@]}"
+    train_batch_size_phase1=${1:-64}
+    train_batch_size_phase2=${2:-8}
+    eval_batch_size=${3:-8}
+    learning_rate_phase1=${4:-7.5e-4}
+    learning_rate_phase2=${5:-5e-4}
+    precision=${6:-fp16}
+    use_xla=${7:-true}
+    num_gpus=${8:-8}
+    warmup_steps_phase1=${9:-2000}
+    warmup_steps_phase2=${10:-200}
+    train_steps=${11:-7820}
+    save_checkpoints_steps=${12:-100}
+    num_accumulation_steps_phase1=${13:-128}
+    num_accumulation_steps_phase2=${14:-512}
+    bert_model=${15:-large}
+    require_positive_integers train_batch_size_phase1 train_batch_size_phase2 eval_batch_size num_gpus train_steps \
+        save_checkpoints_steps num_accumulation_steps_phase1 num_accumulation_steps_phase2
+    require_counts warmup_steps_phase1 warmup_steps_phase2
+    require_positive_numbers learning_rate_phase1 learning_rate_phase2
+    read_precision
+    read_bert_config
+    require_launcher
+
+    # Nine tenths of the updates at length 128; the last tenth's sequences again at length 512, in batches of phase 2.
+    local batch1=$((train_batch_size_phase1 * num_accumulation_steps_phase1))
+    local batch2=$((train_batch_size_phase2 * num_accumulation_steps_phase2))
+    steps_phase1=$((train_steps * 9 / 10))
+    # shellcheck disable=SC2017 # the published step count divides first: floor(train_steps / 10)
+    steps_phase2=$((train_steps / 10 * batch1 / batch2))
+    ((steps_phase1 > 0 && steps_phase2 > 0)) ||
+        die "train_steps=$train_steps leaves $steps_phase1 updates for phase 1 and $steps_phase2 for phase 2: raise it"
+    gbs_phase1=$((batch1 * num_gpus))
+    gbs_phase2=$((batch2 * num_gpus))
+}
+
+# The 13 words of the Adam launcher.
+take_adam_words() {
+    split_words 13 "$@"
+    set -- "${POSITIONAL[@]}"
+    train_batch_size=${1:-16}
+    eval_batch_size=${2:-8}
+    learning_rate=${3:-1e-4}
+    precision=${4:-fp16}
+    use_xla=${5:-true}
+    num_gpus=${6:-8}
+    warmup_steps=${7:-10000}
+    train_steps=${8:-1144000}
+    save_checkpoints_steps=${9:-5000}
+    bert_model=${10:-large}
+    num_accumulation_steps=${11:-1}
+    seq_len=${12:-512}
+    max_pred_per_seq=${13:-80}
+    require_positive_integers train_batch_size eval_batch_size num_gpus train_steps save_checkpoints_steps \
+        num_accumulation_steps seq_len max_pred_per_seq
+    require_counts warmup_steps
+    require_positive_numbers learning_rate
+    read_precision
+    read_bert_config
+    require_launcher
+    gbs=$((train_batch_size * num_accumulation_steps * num_gpus))
+}
+
+# describe NAME STEPS BATCH ACCUMULATION WARMUP LEARNING_RATE: what is about to run, products worked out.
+describe() {
+    local effective
+    effective=$(LC_ALL=C awk -v rate="$6" -v ranks="$num_gpus" 'BEGIN { printf "%.10g", rate * ranks }')
+    log "$1: $2 updates, warm-up $5; global batch $(($3 * $4 * num_gpus))" \
+        "($3 sequences x $4 accumulation steps x $num_gpus processes);" \
+        "effective learning rate $effective ($6 x $num_gpus processes)"
+}
+
+describe_phase1() {
+    describe "phase 1" "$steps_phase1" "$train_batch_size_phase1" "$num_accumulation_steps_phase1" \
+        "$warmup_steps_phase1" "$learning_rate_phase1"
+}
+
+describe_phase2() {
+    describe "phase 2" "$steps_phase2" "$train_batch_size_phase2" "$num_accumulation_steps_phase2" \
+        "$warmup_steps_phase2" "$learning_rate_phase2"
+}
+
+# ------------------------------------------------------------------------------------------------------------ the records
+
+# find_records LENGTH PREDICTIONS: sets train_dirs and eval_dirs, comma-separated, from SOURCES: datasets, or folders
+# that hold training/ and test/. One whose path carries another sequence length belongs to another phase.
+find_records() {
+    local shape=_seq_len_$1_max_pred_$2_ source sources=() named=() found split dirs
+    train_dirs='' eval_dirs=''
+    IFS=, read -ra sources <<<"${SOURCES:-}"
+    for source in "${sources[@]}"; do
+        if [[ $source == *_seq_len_* && $source != *"$shape"* ]]; then
+            continue
+        elif [[ $source == */* && -d $source ]]; then
+            [[ -d $source/training && -d $source/test ]] || die "SOURCES: $source does not hold training/ and test/"
+            add_records "$source"
+        else
+            named+=("$source")
+        fi
+    done
+    if ((${#named[@]} == 0 && ${#sources[@]} > 0)); then
+        [[ -n $train_dirs ]] || die "SOURCES=$SOURCES names no records of sequence length $1 with $2 predictions"
+    elif found=$(ask_layout "$1" "$2" "${named[@]/#/--source=}"); then
+        while read -r split dirs; do
+            case $split in
+                training) train_dirs+=${train_dirs:+,}$dirs ;;
+                test) eval_dirs+=${eval_dirs:+,}$dirs ;;
+            esac
+        done <<<"$found"
+    elif [[ $DRY_RUN == true ]]; then
+        log "note: ${found#error: }"
+        log "note: the pattern stands for what will be found"
+        for source in "${named[@]:-*}"; do
+            add_records "$DATA_DIR/tfrecord/*$shape*/${source##*/}"
+        done
+    else
+        exit 1
+    fi
+}
+
+add_records() {
+    train_dirs+=${train_dirs:+,}$1/training
+    eval_dirs+=${eval_dirs:+,}$1/test
+}
+
+# ask_layout LENGTH PREDICTIONS --source=NAME...: the folders; on failure the reason, which a dry run only notes.
+ask_layout() {
+    if [[ $DRY_RUN == true ]]; then
+        exec 2>&1
+        command -v "$PYTHON_BERT" >/dev/null || die "$PYTHON_BERT does not exist yet: run 'bash scripts/setup.sh bert'"
+    fi
+    "$PYTHON_BERT" -m data.layout find --data_dir "$DATA_DIR" --max_seq_length "$1" --max_predictions_per_seq "$2" "${@:3}"
+}
+
+# ------------------------------------------------------------------------------------------------------------- the launch
+
+# pretrain OUTPUT_DIR LENGTH PREDICTIONS FLAG...: one training run with what all of them share.
+pretrain() {
+    local output_dir=$1 command=("$PYTHON_BERT" -m bert_tf.run_pretraining)
+    find_records "$2" "$3"
+    if ((num_gpus > 1)); then
+        command=(horovodrun -np "$num_gpus" -H "localhost:$num_gpus" "${command[@]}" --horovod)
+    fi
+    command+=(
+        "--input_files_dir=$train_dirs" "--eval_files_dir=$eval_dirs" "--output_dir=$output_dir"
+        "--bert_config_file=$bert_config" --do_train --do_eval "--eval_batch_size=$eval_batch_size"
+        "--max_seq_length=$2" "--max_predictions_per_seq=$3" "--save_checkpoints_steps=$save_checkpoints_steps"
+        "${precision_flags[@]}" "$xla_flag" --allreduce_post_accumulation=True
+        "${@:4}"
+        ${SEED:+"--seed=$SEED"} ${MAX_EVAL_STEPS:+"--max_eval_steps=$MAX_EVAL_STEPS"}
+        "${EXTRA[@]}"
+    )
+    PYTHONUNBUFFERED=1 run "${command[@]}" # lines reach a log file as they are printed
+}
+
+# logged FILE COMMAND...: output to the terminal and to the end of FILE; the status is the command's (pipefail).
+logged() {
+    if [[ $DRY_RUN == true ]]; then
+        "${@:2}"
+    else
+        mkdir -p "$(dirname "$1")"
+        log "log: $1"
+        "${@:2}" 2>&1 | tee -i -a "$1"
+    fi
+}
+
+# init_checkpoint_flag PATH: sets init_flags for a checkpoint prefix or file, which must exist.
+init_checkpoint_flag() {
+    init_flags=("--init_checkpoint=$1")
+    [[ $DRY_RUN == true || -f $1.index || -e $1 ]]
+}

@@ -1,0 +1,148 @@
+#!/usr/bin/env bash
+# Makes the Python environments of this tree from the pinned sets in docker/.
+#
+# usage: bash scripts/setup.sh [bert|asr|dev|all] [--cpu|--gpu] [--dry-run] [--help]
+#
+#   bert   .venv/bert: BERT in TensorFlow, the CPU or the GPU build by the machine
+#   asr    .venv/asr: the speech recipe (empty until that recipe is here)
+#   dev    .venv/dev: linters and peers; and .venv/bert with the test runner added
+#   all    all of these (default)
+#
+#   --cpu, --gpu   take that build; by default the GPU build where nvidia-smi answers
+#   PYTHON         environment variable: the interpreter to use, Python 3.11 to 3.13
+#                  (default: the first such of python3, python3.13, python3.12, python3.11)
+#
+# A call that finds nothing changed takes a fraction of a second. What was interrupted, moved, or made for another
+# Python or build is made anew.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+parse_common "$@"
+
+what=all build='' fresh=false
+for word in "${ARGS[@]}"; do
+    case $word in
+        bert | asr | dev | all) what=$word ;;
+        --cpu | --gpu) build=${word#--} ;;
+        *) die "unknown argument '$word': usage is setup.sh [bert|asr|dev|all] [--cpu|--gpu] [--dry-run] [--help]" ;;
+    esac
+done
+unset PYTHONPATH # only what is installed in an environment may satisfy its set
+
+# Prints the version of an interpreter; fails unless it is one that the pinned sets support.
+python_version() {
+    "$1" -c 'import sys
+v = sys.version_info
+print(*v[:3], sep=".")
+sys.exit(not (3, 11) <= v[:2] <= (3, 13))' 2>/dev/null
+}
+
+# find_python: sets PYTHON and VERSION, once.
+find_python() {
+    [[ -z ${VERSION:-} ]] || return 0
+    local candidate candidates=(python3 python3.13 python3.12 python3.11) tried=()
+    [[ -z ${PYTHON:-} ]] || candidates=("$PYTHON")
+    for candidate in "${candidates[@]}"; do
+        if VERSION=$(python_version "$candidate"); then
+            PYTHON=$candidate
+            "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null ||
+                die "$PYTHON cannot make environments: on Debian and Ubuntu, apt-get install python${VERSION%.*}-venv"
+            return
+        fi
+        tried+=("$candidate: ${VERSION:-does not run};")
+    done
+    die "Python 3.11 to 3.13 is needed (${tried[*]}) install one, or set PYTHON to it"
+}
+
+# venv_is_good VENV BUILD: whole, in its place, of that build and of the Python asked for.
+venv_is_good() {
+    [[ ! -e $1/.installing && -f $1/.venv.stamp ]] || return 1
+    local version
+    version=$(python_version "$1/bin/python") || return 1
+    if [[ -n ${PYTHON:-} ]]; then
+        find_python
+        [[ $version == "$VERSION" ]] || return 1
+    fi
+    [[ $(<"$1/.venv.stamp") == "$version $2 $1" ]]
+}
+
+# make_venv NAME BUILD: an empty .venv/NAME, unless a good one is there; "fresh" says which.
+make_venv() {
+    local venv=$ROOT/.venv/$1
+    fresh=false
+    ! venv_is_good "$venv" "$2" || return 0
+    fresh=true
+    find_python
+    if [[ -e $venv ]]; then
+        log ".venv/$1: removing it (unfinished, moved, or made for another Python or build)"
+        run rm -rf "$venv"
+    fi
+    log ".venv/$1: new, Python $VERSION, $2 build"
+    run "$PYTHON" -m venv "$venv"
+    [[ $DRY_RUN == true ]] || printf '%s\n' "$VERSION $2 $venv" >"$venv/.venv.stamp"
+}
+
+# install NAME SET: docker/requirements-SET.txt into .venv/NAME, unless its stamp says that it is there.
+install() {
+    local venv=$ROOT/.venv/$1 set=$2 key attempt log_file=$ROOT/.venv/$1-$2.log
+    key=$(cd "$ROOT/docker" && cat constraints.txt "requirements-${set%-*}.txt" "requirements-$set.txt" | sha256sum)
+    if [[ $fresh == false && -f $venv/.$set.stamp && $(<"$venv/.$set.stamp") == "$key" ]]; then
+        log ".venv/$1: $set set is in place"
+        return
+    fi
+    local command=("$venv/bin/python" -m pip install --no-input --disable-pip-version-check
+        -r "$ROOT/docker/requirements-$set.txt")
+    if [[ $DRY_RUN == true ]]; then
+        run "${command[@]}"
+        return
+    fi
+    log ".venv/$1: installing the $set set (its progress: .venv/$1-$set.log)"
+    SECONDS=0
+    touch "$venv/.installing" # a kill in the middle of pip may leave a package torn: the next call starts anew
+    for attempt in 1 2; do
+        if "${command[@]}" >"$log_file" 2>&1; then
+            printf '%s\n' "$key" >"$venv/.$set.stamp"
+            rm "$venv/.installing"
+            log ".venv/$1: $set set installed in $SECONDS s"
+            return
+        fi
+        [[ $attempt == 2 ]] || log ".venv/$1: pip failed, trying once more"
+    done
+    tail -n 20 "$log_file" >&2
+    die "pip could not install docker/requirements-$set.txt into .venv/$1 (whole log: $log_file)"
+}
+
+setup_bert() {
+    make_venv bert "$build"
+    install bert "bert-$build"
+}
+
+setup_asr() {
+    make_venv asr "$build"
+    install asr asr
+}
+
+setup_dev() {
+    setup_bert
+    install bert test
+    make_venv dev cpu
+    install dev dev
+}
+
+if [[ -z $build ]]; then
+    build=cpu
+    ! nvidia-smi -L >/dev/null 2>&1 || build=gpu
+fi
+mkdir -p "$ROOT/.venv"
+if command -v flock >/dev/null; then # two calls at once: the second waits, then finds the work done
+    exec 9>"$ROOT/.venv/.lock"
+    flock 9
+fi
+case $what in
+    bert) setup_bert ;;
+    asr) setup_asr ;;
+    dev) setup_dev ;;
+    all)
+        setup_dev
+        setup_asr
+        ;;
+esac

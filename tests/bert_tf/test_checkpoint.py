@@ -1,0 +1,448 @@
+"""Checkpoints by name: genuine TF1 files, refusals, exact resume, and the names on the Hugging Face side."""
+
+import json
+import shutil
+import struct
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf import checkpoint
+from bert_tf.model import BertConfig, BertForPreTraining, variable_name
+from bert_tf.optimization import create_optimizer
+from bert_tf.precision import LossScale
+from runkit.errors import UserError
+from runkit.store import CheckpointStore
+
+
+def make_model(layers=1, seed=0, vocab_size=15, hidden_size=4):
+    config = BertConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=16,
+        type_vocab_size=2,
+    )
+    return BertForPreTraining(config, seed=seed)
+
+
+def named(variables):
+    return {variable_name(v): v for v in variables}
+
+
+def values(variables):
+    return {name: v.numpy() for name, v in named(variables).items()}
+
+
+def assert_same(a, b):
+    assert set(a) == set(b)
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+# ---------------------------------------------------------------------------------------------- files by name
+def test_write_read_list(tmp_path):
+    tensors = {
+        "b/kernel": tf.Variable([[1.0, 2.0], [3.0, 4.0]]),
+        "global_step": tf.constant(7, tf.int64),
+        "a": tf.constant([1.5], tf.float16),
+    }
+    checkpoint.write_tensors(tmp_path / "model.ckpt-7", tensors)
+    files = sorted(p.name for p in tmp_path.iterdir())
+    assert files == ["model.ckpt-7.data-00000-of-00001", "model.ckpt-7.index"]
+    prefix = tmp_path / "model.ckpt-7"
+    assert checkpoint.list_variables(prefix) == {"a": (1,), "b/kernel": (2, 2), "global_step": ()}
+    read = checkpoint.read_tensors(prefix)
+    np.testing.assert_array_equal(read["b/kernel"], [[1, 2], [3, 4]])
+    assert read["global_step"] == 7 and read["global_step"].dtype == np.int64
+    assert read["a"].dtype == np.float16
+    assert list(checkpoint.read_tensors(prefix, ["a"])) == ["a"]
+    with pytest.raises(UserError, match="does not hold c; it holds a, b/kernel, global_step"):
+        checkpoint.read_tensors(prefix, ["a", "c"])
+
+
+def test_a_checkpoint_may_be_named_in_many_ways(tmp_path):
+    prefix = str(tmp_path / "bert_model.ckpt")
+    checkpoint.write_tensors(prefix, {"a": tf.zeros(1)})
+    for name in ("", ".index", ".meta", ".data-00000-of-00001"):
+        assert checkpoint.resolve_prefix(prefix + name) == prefix
+    assert checkpoint.resolve_prefix(tmp_path) == prefix
+
+
+def test_a_folder_means_its_newest_checkpoint(tmp_path):
+    for step in (9, 10, 100):
+        checkpoint.write_tensors(tmp_path / f"model.ckpt-{step}", {"a": tf.zeros(1)})
+    assert checkpoint.resolve_prefix(tmp_path) == str(tmp_path / "model.ckpt-100")
+    # TensorFlow's own index of the folder has the last word
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-10"\n')
+    assert checkpoint.resolve_prefix(tmp_path) == str(tmp_path / "model.ckpt-10")
+
+
+def test_a_folder_of_a_run_means_its_newest_whole_checkpoint(tmp_path):
+    store = CheckpointStore(tmp_path, keep=2)
+    for step in (1, 2):
+        store.save(step, lambda prefix: checkpoint.write_tensors(prefix, {"a": tf.zeros(1)}), {})
+    assert checkpoint.resolve_prefix(tmp_path) == str(tmp_path / "model.ckpt-2")
+    (tmp_path / "model.ckpt-2.data-00000-of-00001").write_bytes(b"")
+    with pytest.warns(UserWarning, match="model.ckpt-2"):
+        assert checkpoint.resolve_prefix(tmp_path) == str(tmp_path / "model.ckpt-1")
+
+
+def test_several_unnumbered_checkpoints_are_ambiguous(tmp_path):
+    for name in ("a", "b"):
+        checkpoint.write_tensors(tmp_path / name, {"a": tf.zeros(1)})
+    with pytest.raises(UserError, match="several checkpoints"):
+        checkpoint.resolve_prefix(tmp_path)
+
+
+def test_what_is_no_checkpoint_is_named(tmp_path):
+    with pytest.raises(UserError, match="no checkpoint in the folder"):
+        checkpoint.list_variables(tmp_path)
+    with pytest.raises(UserError, match="nor a folder"):
+        checkpoint.list_variables(tmp_path / "nowhere" / "model.ckpt-1")
+    checkpoint.write_tensors(tmp_path / "model.ckpt-10", {"a": tf.zeros(1)})
+    with pytest.raises(UserError, match=r"model\.ckpt-11\.index; the folder holds .*model\.ckpt-10"):
+        checkpoint.list_variables(tmp_path / "model.ckpt-11")
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    with pytest.raises(UserError, match="is not a TensorFlow checkpoint"):
+        checkpoint.list_variables(tmp_path / "model.safetensors")
+    (tmp_path / "junk.index").write_bytes(b"not an index at all" * 10)
+    (tmp_path / "junk.data-00000-of-00001").write_bytes(b"")
+    with pytest.raises(UserError, match=r"cannot read the checkpoint .*junk"):
+        checkpoint.list_variables(tmp_path / "junk")
+
+
+def test_damaged_data_is_named(tmp_path):
+    model = make_model()
+    data = tmp_path / "m.data-00000-of-00001"
+    checkpoint.write_tensors(tmp_path / "m", named(model.variables))
+    whole = data.read_bytes()
+    before = values(model.variables)
+    for broken in (whole[: len(whole) // 2], whole[:100] + bytes([whole[100] ^ 1]) + whole[101:]):
+        data.write_bytes(broken)
+        with pytest.raises(UserError, match=r"cannot read the checkpoint .*/m:"):
+            checkpoint.load_weights(model.variables, tmp_path / "m")
+        assert_same(before, values(model.variables))
+    data.unlink()
+    with pytest.raises(UserError, match=r"incomplete: .*data-00000-of-00001 is missing"):
+        checkpoint.load_weights(model.variables, tmp_path / "m")
+
+
+def test_unwritable_place_is_named(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(UserError, match="cannot write the checkpoint"):
+        checkpoint.write_tensors(tmp_path / "file" / "m", {"a": tf.zeros(1)})
+
+
+# ----------------------------------------------------------------------------------------------- weights only
+@pytest.fixture(params=["cases/C01/checkpoint", "data/truth_tiny_bert_tf1"])
+def google(request, shared):
+    """A genuine TF1 checkpoint with optimizer slots, and a model of its config."""
+    folder = shared / request.param
+    config = BertConfig.from_json_file(folder / "bert_config.json")
+    return folder, BertForPreTraining(config, seed=1)
+
+
+def test_genuine_checkpoint_loads_by_name(google):
+    folder, model = google
+    report = checkpoint.load_weights(model.variables, folder / "bert_model.ckpt")
+    assert len(report.matched) == 46 and not report.missing and not report.unused
+    assert len([name for name in report.matched if name.startswith("bert/")]) == 39
+    assert len(report.slots_ignored) == 93 and "global_step" in report.slots_ignored
+    slots = [name for name in report.slots_ignored if name.endswith(("/adam_m", "/adam_v"))]
+    assert len(slots) == 92
+    text = str(report)
+    assert text.startswith("initialised 46 of 46 variables from ") and "ignored 93 optimizer slots" in text
+    assert "\n" not in text
+    reader = tf.train.load_checkpoint(str(folder / "bert_model.ckpt"))
+    for name, variable in named(model.variables).items():
+        np.testing.assert_array_equal(variable, reader.get_tensor(name))
+
+
+def test_encoder_alone_leaves_heads_unused(google):
+    folder, model = google
+    report = checkpoint.load_weights(model.bert.variables, folder)
+    assert len(report.matched) == 39
+    assert len(report.unused) == 7 and all(name.startswith("cls/") for name in report.unused)
+    assert "not in the model: cls/predictions/output_bias" in str(report)
+
+
+def test_new_head_may_be_missing_only_where_allowed(google):
+    folder, model = google
+    head = tf.Variable(tf.ones([2, 4]), name="cls/squad/output_weights")
+    variables = [*model.bert.variables, head]
+    with pytest.raises(UserError, match=r"lacks 1 of 40 variables of the model \(cls/squad/output_weights\)"):
+        checkpoint.load_weights(variables, folder)
+    report = checkpoint.load_weights(variables, folder, allow_missing=["cls/squad/"])
+    assert report.missing == ["cls/squad/output_weights"] and len(report.matched) == 39
+    assert "39 of 40" in str(report) and "initial values: cls/squad/output_weights" in str(report)
+    np.testing.assert_array_equal(head, np.ones([2, 4]))
+
+
+def test_slots_are_recognised_by_name(shared):
+    names = json.loads((shared / "cases/C01/variable_names_biobert_style.json").read_text())
+    weights = [name for name in names if not checkpoint.is_training_state(name)]
+    assert weights == ["bert/embeddings/LayerNorm/beta", "bert/pooler/dense/kernel",
+                       "cls/predictions/output_bias", "cls/seq_relationship/output_weights"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["x/kernel/adam_m", "x/kernel/adam_v", "x/kernel/accum", "x/kernel/Adam", "x/kernel/Adam_1", "x/BERTAdam",
+     "x/kernel/AdamWeightDecayOptimizer_1", "global_step", "local_step", "batch_finite", "beta1_power",
+     "beta2_power_1", "loss_scale/current_loss_scale", "current_loss_scale", "loss_scale", "good_steps",
+     "_CHECKPOINTABLE_OBJECT_GRAPH"],
+)  # fmt: skip
+def test_training_state_of_known_programs(name):
+    assert checkpoint.is_training_state(name)
+
+
+def test_no_weight_is_taken_for_training_state():
+    assert not any(map(checkpoint.is_training_state, named(make_model().variables)))
+
+
+def test_wrong_checkpoints_are_refused_and_change_nothing(tmp_path):
+    model = make_model(layers=2)
+    before = values(model.variables)
+
+    def refused(other, match):
+        checkpoint.write_tensors(tmp_path / "other", other)
+        with pytest.raises(UserError, match=match):
+            checkpoint.load_weights(model.variables, tmp_path / "other")
+        assert_same(before, values(model.variables))
+
+    refused({"resnet/conv": tf.zeros(1)}, "no BERT checkpoint with Google's names, it holds resnet/conv")
+    refused({"global_step": tf.zeros([], tf.int64)}, "no weights at all")
+    refused(named(make_model(layers=1).variables), "the model has 2 layers and the checkpoint 1")
+    refused(named(make_model(layers=3).variables), "the model has 2 layers and the checkpoint 3")
+    refused(named(make_model(layers=2).bert.variables), "an encoder without this head")
+    wide = make_model(layers=2, hidden_size=8)
+    refused(named(wide.variables), r"embeddings is \[15, 4\] in the model and \[15, 8\] in the checkpoint")
+    lacking = named(make_model(layers=2).variables)
+    del lacking["bert/encoder/layer_0/output/dense/bias"]
+    refused(lacking, r"lacks 1 of 46 variables of the model \(bert/encoder/layer_0/output/dense/bias\)")
+
+
+def test_half_precision_checkpoint_is_converted(tmp_path):
+    model, other = make_model(), make_model(seed=5)
+    halves = {name: tf.cast(v, tf.bfloat16) for name, v in named(other.variables).items()}
+    checkpoint.write_tensors(tmp_path / "half", halves)
+    checkpoint.load_weights(model.variables, tmp_path / "half")
+    assert_same(values(model.variables), {name: tf.cast(v, tf.float32).numpy() for name, v in halves.items()})
+
+
+def test_case_c02_sizes(shared):
+    case = shared / "cases/C02"
+    rows = checkpoint.list_variables(shared / "cases/C01/checkpoint")[checkpoint.WORD_EMBEDDINGS][0]
+    config = json.loads((case / "bert_config_vocab20.json").read_text())["vocab_size"]
+    lines = {n: len((case / f"vocab_{n}_lines.txt").read_text().splitlines()) for n in (14, 16)}
+    assert (rows, config, lines) == (15, 20, {14: 14, 16: 16})
+    with pytest.raises(UserError, match="14 lines, the config has vocab_size 20, the checkpoint has 15 rows"):
+        checkpoint.check_sizes(14, config, rows)
+    with pytest.raises(UserError, match=r"vocab\.txt has 16 lines.* 15"):
+        checkpoint.check_sizes(lines[16], rows, rows, vocab_file="vocab.txt")
+    assert "1 rows of word embeddings will not be used" in checkpoint.check_sizes(lines[14], rows, rows)
+    assert checkpoint.check_sizes(15, rows, rows) is None
+    assert checkpoint.check_sizes(15, 15) is None
+    assert "will not be used" in checkpoint.check_sizes(15, 16)
+    with pytest.raises(UserError):
+        checkpoint.check_sizes(16, 15)
+
+
+# ----------------------------------------------------------------------------------- the whole training state
+class Run:
+    """A model in training on made-up gradients that depend on the step only."""
+
+    def __init__(self, seed=0, optimizer="lamb", scaling=True, layers=1):
+        self.model = make_model(layers=layers, seed=seed)
+        self.optimizer = create_optimizer(optimizer, self.model.trainable_variables)
+        self.loss_scale = LossScale(scaling, growth_interval=3)
+
+    def train(self, updates):
+        for _ in range(updates):
+            random = np.random.default_rng(int(self.optimizer.step))
+            gradients = [random.normal(size=v.shape).astype(np.float32) for v in self.optimizer.parameters]
+            self.optimizer.apply(gradients, tf.constant(0.01))
+            self.loss_scale.update(tf.constant(True))
+        return self
+
+    def everything(self):
+        variables = [*self.model.variables, *self.optimizer.slots.values(), self.optimizer.step]
+        return values(variables) | {n: v.numpy() for n, v in self.loss_scale.state.items()}
+
+    def save(self, store, **state):
+        step = int(self.optimizer.step)
+        return checkpoint.save_training_state(store, step, self.model.variables, self.optimizer, self.loss_scale, state)
+
+    def restore(self, store):
+        return checkpoint.restore_training_state(store, self.model.variables, self.optimizer, self.loss_scale)
+
+
+@pytest.mark.parametrize("kind", ["lamb", "adam"])
+def test_resume_equals_straight_through(tmp_path, kind):
+    straight = Run(optimizer=kind).train(7)
+    store = CheckpointStore(tmp_path)
+    prefix = Run(optimizer=kind).train(4).save(store, position=[3, 5], seed=11)
+    assert prefix == tmp_path / "model.ckpt-4"
+
+    resumed = Run(seed=99, optimizer=kind)
+    assert resumed.restore(store) == {"position": [3, 5], "seed": 11}
+    assert int(resumed.optimizer.step) == 4 and int(resumed.loss_scale.good_steps) == 1
+    assert float(resumed.loss_scale.scale) == 2.0**16
+    assert_same(resumed.train(3).everything(), straight.everything())
+
+
+def test_saved_files_and_names(tmp_path):
+    run = Run().train(2)
+    run.save(CheckpointStore(tmp_path))
+    names = checkpoint.list_variables(tmp_path / "model.ckpt-2")
+    weights = set(named(run.model.variables))
+    slots = {f"{name}/{slot}" for name in weights for slot in ("adam_m", "adam_v")}
+    assert set(names) == weights | slots | {"global_step"} | set(run.loss_scale.state)
+    step = checkpoint.read_tensors(tmp_path / "model.ckpt-2", ["global_step"])["global_step"]
+    assert step == 2 and step.dtype == np.int64
+
+
+def test_next_phase_takes_weights_only(tmp_path):
+    first = Run().train(3)
+    first.save(CheckpointStore(tmp_path))
+    second = Run(seed=1)
+    report = checkpoint.load_weights(second.model.variables, tmp_path)
+    assert_same(values(second.model.variables), values(first.model.variables))
+    assert len(report.matched) == 30 and not report.unused and len(report.slots_ignored) == 60 + 1 + 5
+    assert int(second.optimizer.step) == 0
+    assert not any(np.any(slot) for slot in second.optimizer.slots.values())
+    assert float(second.loss_scale.scale) == 2.0**15
+
+
+def test_nothing_saved_is_nothing_restored(tmp_path):
+    assert Run().restore(CheckpointStore(tmp_path)) is None
+
+
+@pytest.mark.parametrize("where", ["weight", "slot"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_nan_is_never_saved_over_a_good_checkpoint(tmp_path, where, bad):
+    store = CheckpointStore(tmp_path)
+    run = Run().train(2)
+    run.save(store)
+    good = run.everything()
+    run.train(1)
+    broken = run.model.variables[3] if where == "weight" else run.optimizer.v[5]
+    broken.assign(tf.fill(broken.shape, np.float32(bad)))
+    with pytest.raises(UserError, match=rf"step 3: 1 of .*{variable_name(broken)}"):
+        run.save(store)
+    assert store.steps() == [2]
+    run.restore(store)
+    assert_same(run.everything(), good)
+
+
+def test_another_model_does_not_resume(tmp_path):
+    store = CheckpointStore(tmp_path)
+    Run(layers=2).train(1).save(store)
+    with pytest.raises(UserError, match=r"another model: 48 names .*layer_1"):
+        Run(layers=1).restore(store)
+
+
+@pytest.mark.parametrize("scaling", [True, False])
+def test_resume_in_another_precision_starts_the_loss_scale_anew(tmp_path, scaling):
+    store = CheckpointStore(tmp_path)
+    saved = Run(scaling=scaling).train(3)
+    saved.save(store)
+    resumed = Run(scaling=not scaling, seed=4)
+    resumed.restore(store)
+    assert float(resumed.loss_scale.scale) == (1.0 if scaling else 2.0**15)
+    assert_same(values(resumed.optimizer.slots.values()), values(saved.optimizer.slots.values()))
+
+
+def test_step_must_agree(tmp_path):
+    run = Run().train(1)
+    with pytest.raises(ValueError, match="step 2"):
+        checkpoint.save_training_state(
+            CheckpointStore(tmp_path), 2, run.model.variables, run.optimizer, run.loss_scale, {}
+        )
+
+
+# ----------------------------------------------------------------------------------------------- Hugging Face
+# state_dict of transformers 5.24's BertForPreTraining (1 layer, H 4, I 16, V 15), less the tied decoder
+HUGGINGFACE = {
+    "bert.embeddings.word_embeddings.weight": (15, 4),
+    "bert.embeddings.position_embeddings.weight": (16, 4),
+    "bert.embeddings.token_type_embeddings.weight": (2, 4),
+    "bert.embeddings.LayerNorm.weight": (4,),
+    "bert.embeddings.LayerNorm.bias": (4,),
+    "bert.encoder.layer.0.attention.self.query.weight": (4, 4),
+    "bert.encoder.layer.0.attention.self.query.bias": (4,),
+    "bert.encoder.layer.0.attention.self.key.weight": (4, 4),
+    "bert.encoder.layer.0.attention.self.key.bias": (4,),
+    "bert.encoder.layer.0.attention.self.value.weight": (4, 4),
+    "bert.encoder.layer.0.attention.self.value.bias": (4,),
+    "bert.encoder.layer.0.attention.output.dense.weight": (4, 4),
+    "bert.encoder.layer.0.attention.output.dense.bias": (4,),
+    "bert.encoder.layer.0.attention.output.LayerNorm.weight": (4,),
+    "bert.encoder.layer.0.attention.output.LayerNorm.bias": (4,),
+    "bert.encoder.layer.0.intermediate.dense.weight": (16, 4),
+    "bert.encoder.layer.0.intermediate.dense.bias": (16,),
+    "bert.encoder.layer.0.output.dense.weight": (4, 16),
+    "bert.encoder.layer.0.output.dense.bias": (4,),
+    "bert.encoder.layer.0.output.LayerNorm.weight": (4,),
+    "bert.encoder.layer.0.output.LayerNorm.bias": (4,),
+    "bert.pooler.dense.weight": (4, 4),
+    "bert.pooler.dense.bias": (4,),
+    "cls.predictions.bias": (15,),
+    "cls.predictions.transform.dense.weight": (4, 4),
+    "cls.predictions.transform.dense.bias": (4,),
+    "cls.predictions.transform.LayerNorm.weight": (4,),
+    "cls.predictions.transform.LayerNorm.bias": (4,),
+    "cls.seq_relationship.weight": (2, 4),
+    "cls.seq_relationship.bias": (2,),
+}
+
+
+def test_variable_counts_of_base_and_large():
+    for layers, encoder in ((12, 199), (24, 391)):
+        model = make_model(layers=layers)
+        assert len(model.bert.variables) == encoder and len(model.variables) == encoder + 7
+        mapped = {checkpoint.huggingface_name(name)[0] for name in named(model.variables)}
+        assert len(mapped) == encoder + 7
+
+
+def test_huggingface_names():
+    assert checkpoint.huggingface_name("bert/encoder/layer_11/attention/self/key/kernel") == (
+        "bert.encoder.layer.11.attention.self.key.weight", True)  # fmt: skip
+    assert checkpoint.huggingface_name("cls/predictions/output_bias") == ("cls.predictions.bias", False)
+    for other in ("cls/squad", "output_weights", "bert/pooler/dense/kernel/adam_m", "global_step"):
+        with pytest.raises(ValueError, match="not a variable"):
+            checkpoint.huggingface_name(other)
+
+
+def test_export_huggingface(tmp_path):
+    from safetensors.numpy import load_file
+
+    model = make_model()
+    checkpoint.export_huggingface(tmp_path / "hf", model.config, model.variables)
+    assert sorted(p.name for p in (tmp_path / "hf").iterdir()) == ["config.json", "model.safetensors"]
+    tensors = load_file(tmp_path / "hf" / "model.safetensors")
+    assert {name: tensor.shape for name, tensor in tensors.items()} == HUGGINGFACE
+    ours = named(model.variables)
+    np.testing.assert_array_equal(
+        tensors["bert.encoder.layer.0.output.dense.weight"],
+        ours["bert/encoder/layer_0/output/dense/kernel"].numpy().T,
+    )
+    np.testing.assert_array_equal(tensors["cls.seq_relationship.weight"], ours["cls/seq_relationship/output_weights"])
+    raw = (tmp_path / "hf" / "model.safetensors").read_bytes()
+    header = json.loads(raw[8 : 8 + struct.unpack("<Q", raw[:8])[0]])
+    assert header["__metadata__"] == {"format": "pt"}
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert config["hidden_act"] == "gelu_new" and config["layer_norm_eps"] == 1e-12
+    assert config["model_type"] == "bert" and config["architectures"] == ["BertForPreTraining"]
+    assert config["hidden_size"] == 4 and config["type_vocab_size"] == 2
+
+
+def test_reads_after_a_move(tmp_path):
+    checkpoint.write_tensors(tmp_path / "a", {"x": tf.constant([1.0])})
+    for suffix in (".index", ".data-00000-of-00001"):
+        shutil.move(tmp_path / f"a{suffix}", tmp_path / f"b{suffix}")
+    np.testing.assert_array_equal(checkpoint.read_tensors(tmp_path / "b")["x"], [1.0])

@@ -1,0 +1,129 @@
+"""Each fused op against the same formula in plain float64 TensorFlow, values and gradients."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf import ops
+
+KEY = ops.DropoutKey(tf.constant(7, tf.uint32), tf.constant(0, tf.uint32))
+TOLERANCE = {tf.float32: 2e-6, tf.bfloat16: 2e-2, tf.float16: 3e-3}
+DTYPES = list(TOLERANCE)
+
+
+def normal(*shape, seed=0, dtype=tf.float32):
+    return tf.cast(np.random.default_rng(seed).normal(size=shape), dtype)
+
+
+def gradients(function, *inputs, upstream):
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        y = function(*inputs)
+    return y, tape.gradient(y, inputs, output_gradients=tf.cast(upstream, y.dtype))
+
+
+def check(op, reference, *inputs, upstream, dtype):
+    """The op on inputs in dtype against the reference on the same (rounded) inputs in float64."""
+    y, grads = gradients(op, *inputs, upstream=tf.cast(upstream, dtype))
+    exact_inputs = [tf.cast(x, tf.float64) for x in inputs]
+    expected, expected_grads = gradients(
+        reference, *exact_inputs, upstream=tf.cast(tf.cast(upstream, dtype), tf.float64)
+    )
+    assert y.dtype == dtype
+    for got, want in zip([y, *grads], [expected, *expected_grads], strict=True):
+        want, got = want.numpy(), tf.cast(got, tf.float64).numpy()
+        scale = max(1.0, np.abs(want).max())
+        np.testing.assert_allclose(got / scale, want / scale, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gelu_is_the_tanh_form(dtype):
+    def reference(x):
+        return 0.5 * x * (1 + tf.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+    check(ops.gelu, reference, 3 * normal(5, 33, dtype=dtype), upstream=normal(5, 33, seed=1), dtype=dtype)
+
+
+def layer_norm_reference(x, gamma, beta):
+    mean, variance = tf.nn.moments(x, [-1], keepdims=True)
+    return (x - mean) / tf.sqrt(variance + 1e-12) * gamma + beta
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layer_norm(dtype):
+    gamma, beta = 1 + normal(24, seed=1), normal(24, seed=2)
+    check(ops.layer_norm, layer_norm_reference, normal(7, 24, dtype=dtype), gamma, beta, upstream=normal(7, 24, seed=3),
+          dtype=dtype)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_add_layer_norm(dtype, rate):
+    batch, site = 3, 4
+    x, residual = normal(batch * 5, 24, dtype=dtype), normal(batch * 5, 24, seed=5, dtype=dtype)
+    ones = tf.ones([batch, 5 * 24])
+    scale = tf.cast(tf.reshape(ops.dropout(ones, KEY, site, rate), [batch * 5, 24]), tf.float64)
+
+    def op(x, residual, gamma, beta):
+        return ops.add_layer_norm(x, residual, gamma, beta, KEY, tf.constant(batch), site, rate)
+
+    def reference(x, residual, gamma, beta):
+        return layer_norm_reference(residual + x * scale, gamma, beta)
+
+    check(op, reference, x, residual, 1 + normal(24, seed=1), normal(24, seed=2), upstream=normal(batch * 5, 24, seed=3),
+          dtype=dtype)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_attention_probabilities(dtype, rate):
+    shape, site = [2, 3, 6, 6], 9
+    bias = tf.constant([[0.0] * 6, [0.0] * 4 + [-10000.0] * 2])[:, None, None, :]
+    scale = tf.cast(ops.dropout(tf.ones(shape), KEY, site, rate), tf.float64)
+
+    def op(scores):
+        return ops.attention_probabilities(scores, bias, 0.125, KEY, site, rate)
+
+    def reference(scores):
+        return tf.nn.softmax(scores * 0.125 + tf.cast(bias, tf.float64)) * scale
+
+    check(op, reference, 4 * normal(*shape, dtype=dtype), upstream=normal(*shape, seed=1), dtype=dtype)
+
+
+def test_padding_gets_no_attention():
+    bias = tf.constant([0.0, 0.0, -10000.0])[None, None, None, :]
+    p = ops.attention_probabilities(normal(1, 1, 3, 3), bias, 1.0, None, 0, 0.1)
+    assert np.all(p.numpy()[..., 2] == 0) and np.allclose(p.numpy().sum(-1), 1)
+
+
+# ---------------------------------------------------------------------------------------------------- dropout
+def kept(shape, seed, first_row, site, rate=0.1):
+    key = ops.DropoutKey(tf.constant(seed, tf.uint32), tf.constant(first_row, tf.uint32))
+    return ops.dropout(tf.ones(shape), key, site, rate).numpy() > 0
+
+
+def test_dropout_keeps_the_expected_share_and_mean():
+    x = ops.dropout(tf.ones([64, 4096]), KEY, site=0, rate=0.1).numpy()
+    # 262,144 draws: the share's standard deviation is 0.0006.
+    assert abs((x > 0).mean() - 0.9) < 0.003
+    assert set(np.unique(x)) == {np.float32(0), np.float32(1 / 0.9)}
+
+
+def test_dropout_is_unrelated_between_seeds_sites_rows_and_columns():
+    base = kept([64, 4096], 1, 0, 0)
+    others = [kept([64, 4096], 2, 0, 0), kept([64, 4096], 1, 0, 1), kept([64, 4096], 1, 64, 0), np.roll(base, 1, 0),
+              np.roll(base, 1, 1)]  # fmt: skip
+    for other in others:
+        correlation = np.corrcoef(base.ravel(), other.ravel())[0, 1]
+        assert abs(correlation) < 0.01  # five standard deviations of independent masks
+
+
+def test_dropout_depends_on_the_place_in_the_global_batch_only():
+    whole = kept([8, 100], 3, 0, 2)
+    parts = [kept([2, 100], 3, row, 2) for row in (0, 2, 4, 6)]
+    assert np.array_equal(whole, np.concatenate(parts))
+
+
+def test_without_a_key_there_is_no_dropout():
+    x = normal(3, 5)
+    assert ops.dropout(x, None, 0, 0.5) is x

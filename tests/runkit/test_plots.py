@@ -1,0 +1,32 @@
+import struct
+
+import pytest
+
+from runkit.plots import line_plot
+
+
+def size(path):
+    header = path.read_bytes()[:24]
+    assert header[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", header[16:])
+
+
+@pytest.mark.parametrize(
+    "series",
+    [
+        {"train": ([1, 2, 3], [3.0, float("nan"), 1.0]), "eval": ([2], [2.5])},
+        {"train": (list(range(1000)), list(range(1000)))},
+        {"nothing yet": ([], [])},
+        {},
+    ],
+)
+def test_png(tmp_path, series):
+    line_plot(tmp_path / "new" / "loss.png", series, "update", "loss (nat)", "Phase 1")
+    assert size(tmp_path / "new" / "loss.png") == (1280, 800)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["loss.png"]
+
+
+def test_lengths_must_agree(tmp_path):
+    with pytest.raises(ValueError, match="same first dimension"):
+        line_plot(tmp_path / "loss.png", {"a": ([1, 2], [1])}, "x", "y", "t")
+    assert list(tmp_path.iterdir()) == []
