@@ -7,9 +7,9 @@ anything is timed. Then they take turns, A B A B, since the speed of shared mach
 figures are medians over the rounds, and the ratio is the median of the ratios within a round. One update = forward,
 backward, clipping to a global norm of 1, optimizer step (ours NVLAMB; theirs AdamW, fused), dropout 0.1.
 
-Model FLOPs count the products of one update, three times those of a forward pass: linear layers, attention, the MLM head
-on the masked positions. (Transformers computes the head on all positions; that work earns it no credit.) The peak is the
-best large matrix product of either framework, measured in the same run.
+Model FLOPs count the products of one update, three times those of a forward pass: linear layers, attention, the MLM
+head on the masked positions. (Transformers computes the head on all positions; that work earns it no credit.) The peak
+is the best large matrix product of either framework, measured in the same run.
 """
 
 import argparse

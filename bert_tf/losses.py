@@ -39,8 +39,11 @@ class PretrainingSums(NamedTuple):
         }
 
 
+NO_SUMS = PretrainingSums(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
 def pretraining_sums(logits: PretrainingLogits, batch) -> PretrainingSums:
-    """Sums over one input_pipeline.Batch. A next_sentence_label of -1 marks a row that is no example (see pad_batch)."""
+    """Sums over one input_pipeline.Batch; a next-sentence label of -1 marks a row that is no example (pad_batch)."""
     ids, weight = tf.reshape(batch.masked_lm_ids, [-1]), tf.reshape(batch.masked_lm_weights, [-1])  # [B*P]
     lm_loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=ids, logits=logits.masked_lm)
     lm_correct = tf.cast(tf.argmax(logits.masked_lm, -1, tf.int32) == ids, tf.float32)

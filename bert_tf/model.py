@@ -1,6 +1,6 @@
 """BERT (arXiv 1810.04805) as plain `tf.Module`s.
 
-Shapes: B batch, S sequence, H hidden, A attention heads, D = H/A, I intermediate, V vocabulary, P predictions a sequence.
+Shapes: B batch, S sequence, H hidden, A attention heads, D = H/A, I intermediate, V vocabulary, P predictions.
 
 Every variable carries the name it has in Google's checkpoints, so that checkpoints are read and written by name. The
 modules know nothing of precision or distribution: they ask `weights` for a variable's value, and `weights` decides in
@@ -9,6 +9,7 @@ which dtype the products run (see weights.ComputeWeights).
 
 import dataclasses
 import json
+import zlib
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -113,9 +114,7 @@ class Initializer:
         self.seed, self.stddev = seed, stddev
 
     def normal(self, name: str, shape: list[int]) -> tf.Variable:
-        # zlib.crc32 rather than hash(): Python's hash of a string changes from process to process.
-        import zlib
-
+        # Not hash(): Python's hash of a string changes from process to process.
         key = [self.seed, zlib.crc32(name.encode())]
         value = tf.random.stateless_truncated_normal(shape, key, stddev=self.stddev, dtype=tf.float32)
         return tf.Variable(value, name=name)

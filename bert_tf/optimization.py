@@ -140,10 +140,12 @@ class Optimizer(tf.Module):
     def __init__(self, rule: Rule, variables: Sequence[tf.Variable], hyper: Hyper = PUBLISHED):
         super().__init__(name="optimizer")
         self.rule, self.hyper = rule, hyper
-        # One pass over memory each, by XLA; between them the norms, which are faster outside of it (docs/performance.md).
+        # One pass over memory each, by XLA; between them the norms, which are faster outside of it.
         self._direction = tf.function(
-            lambda w, m, v, g, scale, c1, c2, decay: direction(w, m, v, tf.cast(g, tf.float32) * scale, c1, c2, decay, hyper),
-            jit_compile=True, autograph=False)  # fmt: skip
+            lambda w, m, v, g, scale, *rest: direction(w, m, v, tf.cast(g, tf.float32) * scale, *rest, hyper),
+            jit_compile=True,
+            autograph=False,
+        )
         self._move = tf.function(lambda w, u, length: w - length * u, jit_compile=True, autograph=False)
         self.parameters = list(variables)
         names = [variable_name(w) for w in self.parameters]

@@ -9,23 +9,20 @@ scripts/run_pretraining_lamb.sh. Flags: --help; what is written: docs/bert_pretr
 """
 
 import itertools
-import math
-import os
 import sys
 import time
 from pathlib import Path
 
 if __package__ in (None, ""):  # started by path: python bert_tf/run_pretraining.py
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's start-up notes; errors still show
-
+import bert_tf.quiet_tensorflow  # noqa: F401, I001 (first: it silences the import of TensorFlow)
 import numpy as np
 import tensorflow as tf
 from absl import app, flags
 
 from bert_tf import checkpoint, distributed, schedules
 from bert_tf.input_pipeline import PretrainingRecords
-from bert_tf.losses import PretrainingSums, pad_batch
+from bert_tf.losses import NO_SUMS, PretrainingSums, pad_batch
 from bert_tf.model import BertConfig, BertForPreTraining
 from bert_tf.optimization import canonical_name, create_optimizer
 from bert_tf.precision import INITIAL_LOSS_SCALE, PRECISIONS, LossScale, Precision
@@ -33,8 +30,8 @@ from bert_tf.train_step import PretrainingStep, create_evaluation
 from bert_tf.weights import ComputeWeights
 from runkit import machine
 from runkit.errors import UserError, run_main
-from runkit.files import atomic_open, write_json
-from runkit.log import RunLog
+from runkit.files import atomic_open, read_json, write_json
+from runkit.log import RunLog, read_log
 from runkit.meters import ThroughputMeter, closing_lines_inference, closing_lines_train
 from runkit.plots import line_plot
 from runkit.progress import duration
@@ -124,9 +121,24 @@ def main(argv: list[str]) -> None:
         for variable in weights.masters:
             log.info(f"{variable.name} {list(variable.shape)}")
 
-    # ---------------------------------------------------------------------------------- train, evaluate, report
-    summary = {"steps": int(optimizer.step), "global_batch_size": global_batch, "learning_rate": peak}
-    if FLAGS.do_train:
+    def evaluate_now() -> dict:
+        batches = evaluation.evaluation_batches(FLAGS.eval_batch_size, FLAGS.max_eval_steps or None)
+        return evaluate(evaluation_step, batches, log_frequencies, precision, log)
+
+    if evaluation is not None and group.is_root:
+        evaluation_step = create_evaluation(model, weights, use_xla)
+        log_frequencies = unigram_log_probabilities(training, config.vocab_size)
+        if FLAGS.do_train and state["updates"] == 0:
+            log.info("evaluation of the initial weights")
+            state["initial_masked_lm_loss"] = evaluate_now()["masked_lm_loss"]
+
+    # ---------------------------------------------------------------------------------- train
+    previous = output_dir / "summary.json"
+    summary = read_json(previous) if previous.exists() else {}  # of this run, if it is called again when finished
+    summary |= {"global_batch_size": global_batch, "learning_rate": peak, "precision": precision.name}
+    if FLAGS.do_train and int(optimizer.step) >= FLAGS.num_train_steps:
+        log.info(f"nothing left to train: step {int(optimizer.step)} of {FLAGS.num_train_steps} is done")
+    elif FLAGS.do_train:
         step = PretrainingStep(
             model,
             weights,
@@ -139,37 +151,39 @@ def main(argv: list[str]) -> None:
             use_xla,
             FLAGS.seed,
         )
-        summary |= train(step, training, store, state, global_batch, peak, output_dir, log)
-    if FLAGS.do_eval and group.is_root:
-        summary |= evaluate(create_evaluation(model, weights, use_xla), evaluation, training, int(optimizer.step), log)
+        summary |= train(step, training, store, state, peak, log)
+        if group.is_root:
+            plot_losses(log.path, output_dir / "loss_curve.png")
+
+    # ---------------------------------------------------------------------------------- evaluate and report
+    summary |= {"steps": int(optimizer.step), "initial_masked_lm_loss": state.get("initial_masked_lm_loss")}
+    if evaluation is not None and group.is_root:
+        log.info("evaluation of the trained weights")
+        summary |= evaluate_now()
         write_eval_results(output_dir / "eval_results.txt", summary)
     if group.is_root:
-        write_json(output_dir / "summary.json", summary)
+        write_json(previous, summary)
     log.close()
 
 
 # ------------------------------------------------------------------------------------------------- the loop
-def train(step, records, store, state, global_batch, peak, output_dir, log) -> dict:
-    """Updates until num_train_steps are done; returns what goes to the summary.
+def train(step, records, store, state, peak, log) -> dict:
+    """Updates until num_train_steps are done, with checkpoints; returns what goes to the summary.
 
-    step: PretrainingStep; state: {"updates": attempted so far, "records": consumed so far}. An update whose gradient
-    is not finite is attempted but not done: its records are spent, its step number is used again.
+    step: PretrainingStep; state: see start_or_resume. An update whose gradient is not finite is attempted but not done:
+    its records are spent, its step number is used again.
     """
     optimizer, loss_scale, group = step.optimizer, step.loss_scale, step.distributed
-    schedule = schedules.create_schedule(canonical_name(FLAGS.optimizer_type), peak, FLAGS.num_warmup_steps,
-                                         FLAGS.num_train_steps)  # fmt: skip
-    done, saved = int(optimizer.step), int(optimizer.step)
-    if done >= FLAGS.num_train_steps:
-        log.info(f"training was finished before: step {done} of {FLAGS.num_train_steps}")
-        return {}
-    meter = ThroughputMeter(warmup_updates=min(5, (FLAGS.num_train_steps - done) // 2))
-    events = EventWriter(output_dir) if group.is_root else None
-    window, lap_start, curve = [], time.monotonic(), []
+    total, done = FLAGS.num_train_steps, int(optimizer.step)
+    schedule = schedules.create_schedule(canonical_name(FLAGS.optimizer_type), peak, FLAGS.num_warmup_steps, total)
+    global_batch = FLAGS.train_batch_size * step.micro_batches
     stream = records.batches(
         state["records"], FLAGS.train_batch_size, FLAGS.num_accumulation_steps, group.rank, group.size
     )
-    first_step = done
-    while done < FLAGS.num_train_steps:
+    events = EventWriter(store.directory, purge_step=done + 1) if group.is_root else None
+    meter = ThroughputMeter(warmup_updates=min(5, (total - done) // 2))
+    since_last_line, first, started = NO_SUMS, done, time.monotonic()
+    while done < total:
         meter.start()
         learning_rate = schedule(done)
         batches = list(itertools.islice(stream, FLAGS.num_accumulation_steps))
@@ -177,134 +191,118 @@ def train(step, records, store, state, global_batch, peak, output_dir, log) -> d
         meter.stop(global_batch)
         state["updates"] += 1
         state["records"] += global_batch
-        loss_scale.check(done)
         if not result.applied:
-            log.warning(
-                f"update after step {done} skipped: gradient not finite (loss scale {float(loss_scale.scale):g})"
-            )
+            scale = f" (loss scale now {float(loss_scale.scale):g})" if loss_scale.enabled else ""
+            log.warning(f"the update after step {done} was skipped: its gradient is not finite{scale}")
+            loss_scale.check(done)
             continue
         done += 1
-        window.append(result.sums)
-        last = done == FLAGS.num_train_steps
-        if done % FLAGS.display_loss_steps == 0 or last:
-            values = report_update(result, window, learning_rate, meter, loss_scale)
-            seconds_left = (time.monotonic() - lap_start) / (done - first_step) * (FLAGS.num_train_steps - done)
+        since_last_line += result.sums
+        if done % FLAGS.display_loss_steps == 0 or done == total:
+            values = line_values(result, since_last_line, learning_rate, meter.lap(), loss_scale)
+            seconds_left = (time.monotonic() - started) / (done - first) * (total - done)
             log.log(done, values, echo=False)
-            log_console(log, done, values, seconds_left)
+            log.console(console_line(done, values, seconds_left))
             if events is not None:
                 events.scalars(done, values)
-            curve.append((done, values["avg_loss_step"], values["mlm_loss"]))
-            window = []
-        if done % FLAGS.save_checkpoints_steps == 0 or last:
+            since_last_line = NO_SUMS
+        if done % FLAGS.save_checkpoints_steps == 0 or done == total:
             if group.is_root:
                 checkpoint.save_training_state(store, done, step.weights.masters, optimizer, loss_scale, state)
                 log.info(f"saved {store.directory / store.name}-{done}")
             group.barrier()
             meter.exclude_next()
-            saved = done
     stream.close()
     if events is not None:
         events.close()
-    assert saved == done
-    return close_training(meter, curve, output_dir, result, group, log)
+
+    log.log((), {"throughput_train": meter.throughput, "total_loss": values["total_loss"]}, echo=False)
+    for line in closing_lines_train(meter):
+        log.console(line)
+    return {"sequences_per_second": meter.throughput, "train_seconds": meter.seconds,
+            "train_loss": values["avg_loss_step"]}  # fmt: skip
 
 
-def report_update(result, window, learning_rate, meter, loss_scale) -> dict:
-    """The values of one log line; losses of the update just done, avg_loss_step over those since the last line."""
-    means = result.sums.means()
+def line_values(result, since_last_line: PretrainingSums, learning_rate, throughput, loss_scale) -> dict:
+    """The values of one log line: of the update just done, and averages over the updates since the last line."""
+    now, average = result.sums.means(), since_last_line.means()
     values = {
-        "throughput_train": meter.lap(),
-        "mlm_loss": means["masked_lm_loss"],
-        "nsp_loss": means["next_sentence_loss"],
-        "total_loss": means["loss"],
-        "avg_loss_step": float(np.mean([sums.means()["loss"] for sums in window])),
-        "mlm_accuracy": means["masked_lm_accuracy"],
-        "nsp_accuracy": means["next_sentence_accuracy"],
+        "throughput_train": throughput,
+        "mlm_loss": now["masked_lm_loss"],
+        "nsp_loss": now["next_sentence_loss"],
+        "total_loss": now["loss"],
+        "avg_loss_step": average["loss"],
+        "avg_mlm_loss_step": average["masked_lm_loss"],
+        "mlm_accuracy": average["masked_lm_accuracy"],
+        "nsp_accuracy": average["next_sentence_accuracy"],
         "learning_rate": learning_rate,
         "gradient_norm": result.gradient_norm,
     }
-    if loss_scale.enabled:
-        values["loss_scaler"] = float(loss_scale.scale)
-    return values
+    return values | ({"loss_scaler": float(loss_scale.scale)} if loss_scale.enabled else {})
 
 
-def log_console(log, done, values, seconds_left) -> None:
-    """One readable line an update."""
-    log.console(
+def console_line(done: int, values: dict, seconds_left: float) -> str:
+    """What a reader wants to see of an update."""
+    nsp_loss = values["avg_loss_step"] - values["avg_mlm_loss_step"]
+    return (
         f"step {done}/{FLAGS.num_train_steps}  loss {values['avg_loss_step']:.4f}  "
-        f"mlm {values['mlm_loss']:.4f} ({100 * values['mlm_accuracy']:.1f}%)  "
-        f"nsp {values['nsp_loss']:.4f} ({100 * values['nsp_accuracy']:.1f}%)  lr {values['learning_rate']:.3e}  "
+        f"mlm {values['avg_mlm_loss_step']:.4f} ({100 * values['mlm_accuracy']:.1f}%)  "
+        f"nsp {nsp_loss:.4f} ({100 * values['nsp_accuracy']:.1f}%)  lr {values['learning_rate']:.3e}  "
         f"{values['throughput_train']:.1f} sequences/s  ETA {duration(seconds_left)}"
     )
 
 
-def close_training(meter, curve, output_dir, result, group, log) -> dict:
-    """Closing lines, loss curve, and the summary's training figures."""
-    final = {"throughput_train": meter.throughput, "total_loss": result.sums.means()["loss"]}
-    log.log((), final, echo=False)
-    for line in closing_lines_train(meter):
-        log.console(line)
-    if group.is_root:
-        steps, losses, mlm = zip(*curve, strict=True)
-        line_plot(
-            output_dir / "loss_curve.png",
-            {"total loss": (steps, losses), "masked LM loss": (steps, mlm)},
-            "update",
-            "loss (nats)",
-            "Pre-training",
-        )
-    return {
-        "steps": steps_done(curve),
-        "sequences_per_second": meter.throughput,
-        "train_seconds": meter.seconds,
-        "final_train_loss": final["total_loss"],
-        "first_train_masked_lm_loss": curve[0][2],
+def plot_losses(log_path: Path, target: Path) -> None:
+    """The whole run's curve, read back from its log, so that it spans resumes."""
+    lines = {
+        line["step"]: line["data"]
+        for line in read_log(log_path)
+        if line["type"] == "LOG" and "avg_loss_step" in line["data"]
     }
-
-
-def steps_done(curve) -> int:
-    """The step of the last line of the loss curve."""
-    return curve[-1][0]
+    steps = sorted(lines)
+    curves = {"total loss": "avg_loss_step", "masked-LM loss": "avg_mlm_loss_step"}
+    line_plot(
+        target,
+        {name: (steps, [lines[step][key] for step in steps]) for name, key in curves.items()},
+        "update",
+        "loss (nats)",
+        "Pre-training",
+    )
 
 
 # ------------------------------------------------------------------------------------------------ evaluation
-def evaluate(function, records, training, step, log) -> dict:
+def evaluate(function, batches, log_frequencies: np.ndarray, precision: Precision, log: RunLog) -> dict:
     """Held-out losses and accuracies, and the loss of guessing by training-set token frequencies at the same places."""
-    log_frequencies = unigram_log_probabilities(training)
-    meter = ThroughputMeter()
-    total, unigram = PretrainingSums(*[0.0] * 6), 0.0
-    for batch in records.evaluation_batches(FLAGS.eval_batch_size, FLAGS.max_eval_steps or None):
+    meter, total, unigram = ThroughputMeter(), NO_SUMS, 0.0
+    for batch in batches:
         meter.start()
-        count = int(batch.input_ids.shape[0])
-        sums = function(pad_batch(batch, FLAGS.eval_batch_size))
-        total = PretrainingSums(*(float(value) + so_far for value, so_far in zip(sums, total, strict=True)))
+        total += PretrainingSums(*(float(value) for value in function(pad_batch(batch, FLAGS.eval_batch_size))))
         unigram -= float(np.sum(log_frequencies[batch.masked_lm_ids.numpy()] * batch.masked_lm_weights.numpy()))
-        meter.stop(count)
+        meter.stop(int(batch.input_ids.shape[0]))
     results = total.means() | {
-        "unigram_masked_lm_loss": unigram / max(total.masked_lm_weight, 1e-5),
+        "unigram_masked_lm_loss": unigram / max(total.masked_lm_weight, 1.0),
         "eval_examples": int(total.examples),
     }
-    log.log((), {"throughput_val": meter.throughput, **{f"eval_{key}": value for key, value in results.items()}},
-            echo=False)  # fmt: skip
+    logged = {"throughput_val": meter.throughput} | {f"eval_{key}": value for key, value in results.items()}
+    log.log((), logged, echo=False)
     for line in closing_lines_inference(
-        meter, FLAGS.eval_batch_size, FLAGS.max_seq_length, choose_precision().name, where="on EVAL set"
+        meter, FLAGS.eval_batch_size, FLAGS.max_seq_length, precision.name, where="on EVAL set"
     ):
         log.console(line)
     for key in sorted(results):
-        log.console(f"  {key} = {results[key]}")
+        log.console(f"  {key} = {results[key]:.6g}")
     return results
 
 
-def unigram_log_probabilities(records: PretrainingRecords) -> np.ndarray:
+def unigram_log_probabilities(records: PretrainingRecords, vocab_size: int) -> np.ndarray:
     """Natural logs of the training set's token frequencies [V], counted at masked positions, with add-one smoothing.
 
     Masked positions are a uniform sample of the tokens, so no other pass over the corpus is needed.
     """
-    size = BertConfig.from_json_file(FLAGS.bert_config_file).vocab_size
-    counts = np.ones(size)
-    for batch in records.evaluation_batches(1024, math.ceil(UNIGRAM_SAMPLE / 1024)):
+    counts = np.ones(vocab_size)
+    for batch in records.evaluation_batches(1000, UNIGRAM_SAMPLE // 1000):
         ids, real = batch.masked_lm_ids.numpy(), batch.masked_lm_weights.numpy() > 0
-        counts += np.bincount(ids[real], minlength=size)
+        counts += np.bincount(ids[real], minlength=vocab_size)
     return np.log(counts / counts.sum())
 
 
@@ -370,25 +368,27 @@ def open_records(directories: str, config: BertConfig, log: RunLog) -> Pretraini
 def start_or_resume(store, weights, optimizer, loss_scale, group, log) -> dict:
     """Restores this run's newest checkpoint, else loads --init_checkpoint, else keeps the fresh weights; says which.
 
-    The root reads and the other processes receive. Returns {"updates", "records", "seed", "global_batch"}.
+    The root reads and the other processes receive. Returns the run's state: updates attempted and records consumed so
+    far, and the settings that a resume must share.
     """
-    fresh = {"updates": 0, "records": 0, "seed": FLAGS.seed}
+    settings = {"seed": FLAGS.seed, "optimizer_type": canonical_name(FLAGS.optimizer_type)}
     state = None
     if group.is_root:
         state = checkpoint.restore_training_state(store, weights.masters, optimizer, loss_scale)
         if state is not None:
-            note = f"; --init_checkpoint {FLAGS.init_checkpoint} was its start" if FLAGS.init_checkpoint else ""
+            note = f"; --init_checkpoint {FLAGS.init_checkpoint} is not read again" if FLAGS.init_checkpoint else ""
             log.info(f"resuming {store.directory} at step {int(optimizer.step)}{note}")
-            if state["seed"] != FLAGS.seed:
-                raise UserError(
-                    f"{store.directory} was trained with --seed={state['seed']}, not {FLAGS.seed}: give that seed to "
-                    "resume, or another output_dir"
-                )
+            for key, value in settings.items():
+                if state[key] != value:
+                    raise UserError(
+                        f"{store.directory} was trained with --{key}={state[key]}, not {value}: resume with that, "
+                        "or give another output_dir"
+                    )
         elif FLAGS.init_checkpoint:
             log.info(str(checkpoint.load_weights(weights.masters, FLAGS.init_checkpoint)))
         else:
             log.info(f"starting from random weights (seed {FLAGS.seed})")
-    state = group.broadcast_json(state or fresh)
+    state = group.broadcast_json(state or {"updates": 0, "records": 0, **settings})
     group.broadcast([*weights.masters, *optimizer.slots.values(), optimizer.step, *loss_scale.state.values()])
     weights.refresh_all()
     return state

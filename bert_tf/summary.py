@@ -18,6 +18,7 @@ PHASES = ("phase_1", "phase_2")
 KEYS = (
     "steps",
     "loss",
+    "initial_masked_lm_loss",
     "masked_lm_loss",
     "masked_lm_accuracy",
     "next_sentence_loss",

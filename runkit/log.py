@@ -56,7 +56,7 @@ class RunLog:
         self._start = datetime.datetime.now()
         self._metadata: dict[str, dict[str, Any]] = {}
         self._rank = rank
-        self._path = json_path
+        self.path = json_path
         self._file = None
         if json_path is not None and rank == 0:
             self._file = _open(Path(json_path), append)
@@ -120,7 +120,7 @@ class RunLog:
     def close(self) -> None:
         """Closes the file; later calls reach only the console."""
         if self._file is not None:
-            with naming_write_errors(self._path):
+            with naming_write_errors(self.path):
                 self._file.close()
             self._file = None
 
@@ -130,7 +130,7 @@ class RunLog:
 
     def _write(self, record: dict[str, Any]) -> None:
         if self._file is not None:
-            with naming_write_errors(self._path):
+            with naming_write_errors(self.path):
                 self._file.write(f"{_PREFIX}{json.dumps(record, default=json_default)}\n".encode())
                 self._file.flush()
 

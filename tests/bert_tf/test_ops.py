@@ -70,8 +70,8 @@ def test_add_layer_norm(dtype, rate):
     def reference(x, residual, gamma, beta):
         return layer_norm_reference(residual + x * scale, gamma, beta)
 
-    check(op, reference, x, residual, 1 + normal(24, seed=1), normal(24, seed=2), upstream=normal(batch * 5, 24, seed=3),
-          dtype=dtype)  # fmt: skip
+    inputs = (x, residual, 1 + normal(24, seed=1), normal(24, seed=2))
+    check(op, reference, *inputs, upstream=normal(batch * 5, 24, seed=3), dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
