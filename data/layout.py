@@ -93,7 +93,7 @@ def find_datasets(data_dir: Path, max_seq_length: int, max_predictions_per_seq: 
         if not preferred and len(names) > 1:
             raise UserError(
                 f"several corpora under {data_dir / 'tfrecord'}: {', '.join(names)}; choose with SOURCES, "
-                f"for example SOURCES={names[0]} (or several, separated by blanks)"
+                f"for example SOURCES={names[0]} (or several, separated by commas)"
             )
         sources = (preferred or names)[:1]
     return [_only_match(source, folders) for source in sources]

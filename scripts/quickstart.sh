@@ -51,7 +51,8 @@ quickstart_bert() {
     run rm -rf "$results"
     run write_model_config "$train_dirs" "$results/bert_config.json"
     read -ra words <<<"$(cpu_tiny)"
-    RESULTS_DIR=$results BERT_CONFIG=$results/bert_config.json bash "$here/run_pretraining_lamb.sh" "${words[@]}"
+    RESULTS_DIR=$results BERT_CONFIG=$results/bert_config.json bash "$here/run_pretraining_lamb.sh" "${words[@]}" \
+        --display_loss_steps=50 --max_eval_steps=0
 
     stage "summary"
     run "$PYTHON_BERT" -m bert_tf.summary "$results"

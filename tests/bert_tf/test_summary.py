@@ -10,8 +10,8 @@ import pytest
 from bert_tf.summary import KEYS, closing_table, gather
 from runkit.errors import UserError
 
-PHASE_1 = dict(zip(KEYS, (450, 5.25, 4.5, 0.25, 0.75, 0.5, 800.5, 6.125), strict=True))
-PHASE_2 = dict(zip(KEYS, (200, 4.5, 4.0, 0.3, 0.5, 0.75, 90.25, 3.875), strict=True))
+PHASE_1 = dict(zip(KEYS, (450, 5.25, 9.5, 4.5, 0.25, 0.75, 0.5, 800.5, 6.125), strict=True))
+PHASE_2 = dict(zip(KEYS, (200, 4.5, 4.5, 4.0, 0.3, 0.5, 0.75, 90.25, 3.875), strict=True))
 
 
 def write(folder: Path, **phases: dict) -> Path:
