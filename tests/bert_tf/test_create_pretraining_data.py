@@ -376,7 +376,7 @@ def test_whole_word_masking(tmp_path):
 
 def test_blocks_of_a_file_are_paired_on_their_own(vocab, texts, tmp_path, monkeypatch):
     run(vocab, f"--input_file={texts / 'part_0.txt'}", f"--output_dir={tmp_path / 'one'}")
-    monkeypatch.setattr("bert_tf.create_pretraining_data.BLOCK_CHARS", 1000)
+    monkeypatch.setattr("bert_tf.record_jobs.BLOCK_CHARS", 1000)
     run(vocab, f"--input_file={texts / 'part_0.txt'}", f"--output_dir={tmp_path / 'many'}")
     one, many = (read_manifest(tmp_path / name) for name in ("one", "many"))
     assert contents(tmp_path / "one") != contents(tmp_path / "many")
