@@ -8,7 +8,7 @@ def _stays_float32(variable: tf.Variable) -> bool:
     return "LayerNorm" in variable.name
 
 
-class ComputeWeights(tf.Module):
+class ComputeWeights:
     """Implements model.Weights.
 
     A copy in the compute dtype is made once an update (`refresh`), not once a micro-batch; embedding rows are looked up
@@ -16,7 +16,6 @@ class ComputeWeights(tf.Module):
     """
 
     def __init__(self, variables, dtype: tf.DType):
-        super().__init__(name="compute_weights")
         self.masters = list(variables)
         self.dtype = dtype
         self._copies = {}
