@@ -24,7 +24,7 @@ from bert_tf.model import BertConfig, variable_name
 from bert_tf.optimization import Optimizer
 from bert_tf.precision import LossScale
 from runkit.errors import UserError
-from runkit.files import atomic_open, write_json
+from runkit.files import atomic_open, read_json, write_json
 from runkit.store import CheckpointStore
 
 GLOBAL_STEP = "global_step"
@@ -335,6 +335,12 @@ def _training_tensors(
 ) -> dict[str, tf.Variable]:
     weights = {variable_name(variable): variable for variable in model_variables}
     return weights | optimizer.slots | {GLOBAL_STEP: optimizer.step} | loss_scale.state
+
+
+def saved_state(path: str | os.PathLike) -> dict[str, Any]:
+    """The `state` that a run saved beside the checkpoint at `path`; empty for checkpoints of other tools."""
+    manifest = Path(f"{resolve_prefix(path)}.manifest.json")
+    return read_json(manifest).get("state", {}) if manifest.exists() else {}
 
 
 def _all_finite(value: tf.Tensor) -> bool:

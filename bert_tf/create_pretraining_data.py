@@ -16,13 +16,11 @@ if not __package__:  # started as a file: the repository, not this folder, is wh
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 import argparse
-import contextlib
-import fcntl
 import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,7 +29,7 @@ from bert_tf.record_jobs import Job, RecordSettings, run_jobs
 from bert_tf.records import MANIFEST, SUFFIX, UNFINISHED_MANIFEST, TFRecordWriter, iter_tfrecord, tfrecord_files
 from bert_tf.tokenization import load_vocab
 from runkit.errors import UserError, run_main
-from runkit.files import read_json, sha256_file, write_json
+from runkit.files import locked_directory, read_json, sha256_file, write_json
 from runkit.progress import Progress, print_line
 
 SAVE_SECONDS = 5.0  # how much work on small files a kill can cost
@@ -108,7 +106,7 @@ def create_folder(
     tells a later run what is done.
     """
     _make_folder(folder)
-    with _locked(folder, wait=False):
+    with locked_directory(folder, "making records"):
         for leftover in folder.glob(f".*.{8 * '[0-9a-f]'}.tmp"):  # of a run that was killed
             leftover.unlink()
         return _create_folder(sources, folder, settings, n_processes, overwrite)
@@ -184,7 +182,7 @@ def create_files(
         _require_space(outputs[0].parent, sources, settings)
         entries = _deal(sources, outputs, settings, n_processes)
     for folder in folders:
-        with _locked(folder, wait=True):
+        with locked_directory(folder, "making records", wait=True):
             files = _earlier_files(folder, header, overwrite)
             files |= {o.name: entry for o, entry in zip(outputs, entries, strict=True) if o.parent == folder}
             write_json(folder / MANIFEST, _manifest(header, files))
@@ -218,22 +216,6 @@ def _deal(sources: Sequence[Path], outputs: Sequence[Path], settings: RecordSett
                     names |= entry["sources"]
             entries.append({**writer.summary()._asdict(), **counts, "sources": names})
         return entries
-
-
-@contextlib.contextmanager
-def _locked(folder: Path, wait: bool) -> Iterator[None]:
-    """Keeps other runs out of a folder and its manifest. Raises UserError when one is there and wait is
-    False.
-    """
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{folder}: another run is making records in this folder; let it end") from None
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _make_folder(folder: Path) -> None:

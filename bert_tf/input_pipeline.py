@@ -77,9 +77,18 @@ class PretrainingRecords:
         max_seq_length: int,
         max_predictions_per_seq: int,
         seed: int,
+        vocab_size: int | None = None,
+        type_vocab_size: int | None = None,
     ):
-        """seed decides the order of training."""
+        """seed decides the order of training. With the sizes of a model's tables, records beyond them are errors."""
         self._seed = seed
+        self._limits = {
+            "input_ids": ("vocab_size", vocab_size),
+            "masked_lm_ids": ("vocab_size", vocab_size),
+            "segment_ids": ("type_vocab_size", type_vocab_size),
+            "masked_lm_positions": ("max_seq_length", max_seq_length),
+            "next_sentence_labels": ("the number of classes,", 2),
+        }
         self._shapes = feature_shapes(max_seq_length, max_predictions_per_seq)
         self._features = {
             name: tf.io.FixedLenFeature([length], tf.float32 if name in FLOAT_FEATURES else tf.int64)
@@ -182,7 +191,21 @@ class PretrainingRecords:
                 raise self._misfit(records) from error
             tensors = {k: v if k in FLOAT_FEATURES else tf.cast(v, tf.int32) for k, v in features.items()}
             tensors["next_sentence_labels"] = tensors["next_sentence_labels"][:, 0]
+            self._check_ranges(tensors, records)
             return Batch(**tensors)
+
+    def _check_ranges(self, tensors: dict[str, tf.Tensor], records: Sequence["_Record"]) -> None:
+        """Raises UserError naming the record with a value that no table of the model has a row for."""
+        for name, (size_name, size) in self._limits.items():
+            values = tensors[name].numpy()
+            if size is None or (values.min() >= 0 and values.max() < size):
+                continue
+            row = int(np.argmax(((values < 0) | (values >= size)).reshape(len(records), -1).any(axis=1)))
+            worst = max(values[row].min(), values[row].max(), key=abs)
+            raise UserError(
+                f"{records[row].path}: record {records[row].index} has {worst} in {name}, but {size_name} is {size}; "
+                "the records were made for another vocabulary or model"
+            )
 
     def _misfit(self, records: Sequence["_Record"]) -> UserError:
         """The error for the first record that does not parse."""

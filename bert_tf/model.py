@@ -65,6 +65,8 @@ class BertConfig:
                 raise UserError(f"bert config: {field.name} must be {field.type.__name__}, got {value!r}")
             if field.type is int and value <= 0:
                 raise UserError(f"bert config: {field.name} must be positive, got {value}")
+            if field.name.endswith("_prob") and not 0 <= value < 1:
+                raise UserError(f"bert config: {field.name} must be at least 0 and below 1, got {value}")
         if self.hidden_size % self.num_attention_heads:
             raise UserError(
                 f"bert config: hidden_size {self.hidden_size} is not a multiple of "

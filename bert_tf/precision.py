@@ -140,9 +140,9 @@ class LossScale(tf.Module):
         other = ", or precision bf16 or fp32" if self.enabled else ""
         raise UserError(
             f"training diverged at step {step}: the gradients of the last {skips} updates in a row were not "
-            f"finite{scale}. They were skipped, so the last checkpoint is good. Resume from it with a lower "
-            f"learning_rate or a longer warm-up{other}; if it happens at the very start, check the input "
-            "records and the initial checkpoint"
+            f"finite{scale}. They were skipped, so weights and checkpoints are as they were. Go on from the last "
+            f"checkpoint, if there is one, with a lower learning_rate or a longer warm-up{other}; if it happens at "
+            "the very start, check the input records and the initial checkpoint"
         )
 
 

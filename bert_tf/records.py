@@ -284,6 +284,7 @@ def read_manifest(directory: str | os.PathLike) -> dict | None:
         isinstance(manifest, dict)
         and manifest.get("format") == MANIFEST_FORMAT
         and isinstance(manifest.get("files"), dict)
+        and all(isinstance(e, dict) and {"bytes", "records"} <= set(e) for e in manifest["files"].values())
     ):
         raise UserError(f"{path}: not a manifest of format {MANIFEST_FORMAT}; create the records again")
     for name, entry in manifest["files"].items():

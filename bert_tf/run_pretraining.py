@@ -8,6 +8,7 @@ dropout); --init_checkpoint gives weights only, to a run that starts at step 0. 
 scripts/run_pretraining_lamb.sh. Flags: --help; what is written: docs/bert_pretraining.md.
 """
 
+import contextlib
 import itertools
 import sys
 import time
@@ -30,7 +31,7 @@ from bert_tf.train_step import PretrainingStep, create_evaluation
 from bert_tf.weights import ComputeWeights
 from runkit import machine
 from runkit.errors import UserError, run_main
-from runkit.files import atomic_open, read_json, write_json
+from runkit.files import atomic_open, locked_directory, read_json, sha256_file, write_json
 from runkit.log import RunLog, read_log
 from runkit.meters import ThroughputMeter, closing_lines_inference, closing_lines_train
 from runkit.plots import line_plot
@@ -81,6 +82,12 @@ def define_flags() -> None:
 
 def main(argv: list[str]) -> None:
     """One phase from start to summary; raises UserError for anything a user can fix."""
+    with contextlib.ExitStack() as stack:
+        run(argv, stack)
+
+
+def run(argv: list[str], stack: contextlib.ExitStack) -> None:
+    """main's body; what has to be given back in the end goes on the stack."""
     if len(argv) > 1:
         raise UserError(f"arguments without a flag: {argv[1:]}; flags are written --name=value")
     check_flags()
@@ -92,6 +99,8 @@ def main(argv: list[str]) -> None:
     gpu = bool(tf.config.list_logical_devices("GPU"))
     use_xla = gpu if FLAGS.use_xla is None else FLAGS.use_xla
     output_dir = Path(FLAGS.output_dir)
+    if group.is_root:
+        stack.enter_context(locked_directory(output_dir, "training"))
     store = CheckpointStore(output_dir, keep=FLAGS.keep_checkpoints)
     log = open_log(output_dir, group.rank, resumed=bool(store.steps()))
     global_batch = FLAGS.train_batch_size * FLAGS.num_accumulation_steps * group.size
@@ -106,17 +115,18 @@ def main(argv: list[str]) -> None:
         )
     training = open_records(FLAGS.input_files_dir, config, log)
     evaluation = open_records(FLAGS.eval_files_dir, config, log) if FLAGS.do_eval else None
+    vocabulary = common_vocabulary([training, evaluation] if evaluation else [training])
 
     # ---------------------------------------------------------------------------------- model and state
     model = BertForPreTraining(config, FLAGS.seed)
     weights = ComputeWeights(model.variables, precision.compute_dtype)
     optimizer = create_optimizer(FLAGS.optimizer_type, weights.masters)
     loss_scale = LossScale(precision.loss_scaling, FLAGS.init_loss_scale)
-    state = start_or_resume(store, weights, optimizer, loss_scale, group, log)
+    state = start_or_resume(store, weights, optimizer, loss_scale, vocabulary, group, log)
     settings = resolved_settings(group, precision, use_xla, global_batch, peak, config)
     log.parameters(settings)
     if group.is_root:
-        write_json(output_dir / "run_config.json", settings)
+        write_json(output_dir / ("run_config.json" if FLAGS.do_train else "eval_config.json"), settings)
     if FLAGS.verbose_logging:
         for variable in weights.masters:
             log.info(f"{variable.name} {list(variable.shape)}")
@@ -133,9 +143,7 @@ def main(argv: list[str]) -> None:
             state["initial_masked_lm_loss"] = evaluate_now()["masked_lm_loss"]
 
     # ---------------------------------------------------------------------------------- train
-    previous = output_dir / "summary.json"
-    summary = read_json(previous) if previous.exists() else {}  # of this run, if it is called again when finished
-    summary |= {"global_batch_size": global_batch, "learning_rate": peak, "precision": precision.name}
+    summary = previous_summary(output_dir / "summary.json", int(optimizer.step))
     if FLAGS.do_train and int(optimizer.step) >= FLAGS.num_train_steps:
         log.info(f"nothing left to train: step {int(optimizer.step)} of {FLAGS.num_train_steps} is done")
     elif FLAGS.do_train:
@@ -151,6 +159,7 @@ def main(argv: list[str]) -> None:
             use_xla,
             FLAGS.seed,
         )
+        summary = {"global_batch_size": global_batch, "learning_rate": peak, "precision": precision.name}
         summary |= train(step, training, store, state, peak, log)
         if group.is_root:
             plot_losses(log.path, output_dir / "loss_curve.png")
@@ -162,7 +171,7 @@ def main(argv: list[str]) -> None:
         summary |= evaluate_now()
         write_eval_results(output_dir / "eval_results.txt", summary)
     if group.is_root:
-        write_json(previous, summary)
+        write_json(output_dir / "summary.json", summary)
     log.close()
 
 
@@ -352,10 +361,14 @@ def open_log(output_dir: Path, rank: int, resumed: bool) -> RunLog:
 
 def open_records(directories: str, config: BertConfig, log: RunLog) -> PretrainingRecords:
     """The TFRecords of a comma-separated list of folders, checked against the flags and the model."""
+    folders = [folder.strip() for folder in directories.split(",")]
+    if "" in folders:
+        raise UserError(f"{directories!r}: an item of this comma-separated list of folders is empty")
     records = PretrainingRecords(
-        directories.split(","), FLAGS.max_seq_length, FLAGS.max_predictions_per_seq, FLAGS.seed
-    )
-    for manifest in records.manifests:
+        folders, FLAGS.max_seq_length, FLAGS.max_predictions_per_seq, FLAGS.seed, config.vocab_size,
+        config.type_vocab_size,
+    )  # fmt: skip
+    for manifest in (m for m in records.manifests if "vocab_size" in m):
         warning = checkpoint.check_sizes(
             manifest["vocab_size"], config.vocab_size, None, "the records' vocabulary", FLAGS.bert_config_file
         )
@@ -365,33 +378,93 @@ def open_records(directories: str, config: BertConfig, log: RunLog) -> Pretraini
     return records
 
 
-def start_or_resume(store, weights, optimizer, loss_scale, group, log) -> dict:
+def common_vocabulary(all_records: list[PretrainingRecords]) -> str | None:
+    """SHA-256 of the one vocabulary that all records were made with; None where no folder says (foreign records).
+
+    Raises UserError when they were made with several: an id would mean one token here and another there.
+    """
+    made_with = {
+        (manifest["vocab_sha256"], manifest.get("do_lower_case")): manifest
+        for records in all_records
+        for manifest in records.manifests
+        if "vocab_sha256" in manifest
+    }
+    if len(made_with) > 1:
+        kinds = ", ".join(
+            f"{sha256[:12]} ({manifest.get('vocab_size')} tokens, do_lower_case={lower})"
+            for (sha256, lower), manifest in made_with.items()
+        )
+        raise UserError(
+            f"the records were made with different vocabularies: {kinds}; make them with one (VOCAB_FILE=... "
+            "data/create_datasets_from_start.sh)"
+        )
+    return next(iter(made_with))[0] if made_with else None
+
+
+def previous_summary(path: Path, step: int) -> dict:
+    """The summary of the same weights by an earlier call, whose training figures stay true; else nothing."""
+    summary = read_json(path) if path.exists() else {}
+    return summary if isinstance(summary, dict) and summary.get("steps") == step else {}
+
+
+def start_or_resume(store, weights, optimizer, loss_scale, vocabulary, group, log) -> dict:
     """Restores this run's newest checkpoint, else loads --init_checkpoint, else keeps the fresh weights; says which.
 
     The root reads and the other processes receive. Returns the run's state: updates attempted and records consumed so
-    far, and the settings that a resume must share.
+    far, and what a resume must share with the run.
     """
-    settings = {"seed": FLAGS.seed, "optimizer_type": canonical_name(FLAGS.optimizer_type)}
+    settings = {"seed": FLAGS.seed, "optimizer_type": canonical_name(FLAGS.optimizer_type), "vocab_sha256": vocabulary}
     state = None
     if group.is_root:
         state = checkpoint.restore_training_state(store, weights.masters, optimizer, loss_scale)
         if state is not None:
-            note = f"; --init_checkpoint {FLAGS.init_checkpoint} is not read again" if FLAGS.init_checkpoint else ""
-            log.info(f"resuming {store.directory} at step {int(optimizer.step)}{note}")
-            for key, value in settings.items():
-                if state[key] != value:
-                    raise UserError(
-                        f"{store.directory} was trained with --{key}={state[key]}, not {value}: resume with that, "
-                        "or give another output_dir"
-                    )
+            log.info(f"resuming {store.directory} at step {int(optimizer.step)}")
+            check_same_run(store, state, settings, log)
         elif FLAGS.init_checkpoint:
             log.info(str(checkpoint.load_weights(weights.masters, FLAGS.init_checkpoint)))
-        else:
+            settings["init_checkpoint"] = weights_identity(FLAGS.init_checkpoint)
+            other = checkpoint.saved_state(FLAGS.init_checkpoint).get("vocab_sha256")
+            if None not in (other, vocabulary) and other != vocabulary:
+                raise UserError(
+                    f"{FLAGS.init_checkpoint} was trained with another vocabulary (SHA-256 {other[:12]}...) than the "
+                    f"records have ({vocabulary[:12]}...): make the records of both phases with one VOCAB_FILE"
+                )
+        elif FLAGS.do_train:
             log.info(f"starting from random weights (seed {FLAGS.seed})")
+        else:
+            raise UserError(
+                f"nothing to evaluate: {store.directory} holds no checkpoint and --init_checkpoint is not given"
+            )
     state = group.broadcast_json(state or {"updates": 0, "records": 0, **settings})
     group.broadcast([*weights.masters, *optimizer.slots.values(), optimizer.step, *loss_scale.state.values()])
     weights.refresh_all()
     return state
+
+
+def check_same_run(store, state: dict, settings: dict, log: RunLog) -> None:
+    """Raises UserError when a checkpoint's run differs from this one in what cannot change on the way."""
+    for key, value in settings.items():
+        if state.get(key) != value:
+            raise UserError(
+                f"{store.directory} was trained with {key} {state.get(key)}, not {value}: resume with that, or give "
+                "another output_dir"
+            )
+    if FLAGS.init_checkpoint and state.get("init_checkpoint"):
+        try:
+            same = weights_identity(FLAGS.init_checkpoint) == state["init_checkpoint"]
+        except UserError:  # it was needed at the start only, and may be gone by now
+            return
+        if not same:
+            raise UserError(
+                f"{store.directory} was started from other weights than {FLAGS.init_checkpoint} holds now: give "
+                "another output_dir to start from these, or leave --init_checkpoint out to resume"
+            )
+        log.info(f"{FLAGS.init_checkpoint} was its start and is not read again")
+
+
+def weights_identity(path: str) -> str:
+    """SHA-256 of a checkpoint's index, which holds a checksum of every tensor."""
+    return sha256_file(f"{checkpoint.resolve_prefix(path)}.index")
 
 
 def resolved_settings(group, precision, use_xla, global_batch, peak, config) -> dict:

@@ -80,7 +80,7 @@ def find_datasets(data_dir: Path, max_seq_length: int, max_predictions_per_seq: 
     """
     pattern = f"*_seq_len_{max_seq_length}_max_pred_{max_predictions_per_seq}_*/*/training/{MANIFEST}"
     folders = sorted(path.parent.parent for path in (data_dir / "tfrecord").glob(pattern))
-    folders = [folder for folder in folders if (folder / "test" / MANIFEST).is_file()]
+    folders = [folder for folder in folders if (folder / "test" / MANIFEST).is_file() and _is_present(folder, data_dir)]
     if not folders:
         raise UserError(
             f"no complete TFRecords of sequence length {max_seq_length} with {max_predictions_per_seq} "
@@ -97,6 +97,16 @@ def find_datasets(data_dir: Path, max_seq_length: int, max_predictions_per_seq: 
             )
         sources = (preferred or names)[:1]
     return [_only_match(source, folders) for source in sources]
+
+
+def _is_present(folder: Path, data_dir: Path) -> bool:
+    """False for records of an earlier text: the shards that are there now have another number.
+
+    The number is part of the folder's name and may change with the text, so older records stay beside the new ones.
+    Records without shards beside them (brought from elsewhere) count.
+    """
+    manifest = sharded_folder(data_dir, folder.name) / "training" / MANIFEST
+    return not manifest.is_file() or f"_shard_{len(read_json(manifest)['files'])}_" in folder.parent.name
 
 
 def _only_match(source: str, folders: list[Path]) -> Path:

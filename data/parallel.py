@@ -39,6 +39,8 @@ def ordered_map(
     multiprocessing.Pool.imap does not promise. Raises UserError when a worker is killed (usually: out of
     memory).
     """
+    if n_processes < 1:
+        raise UserError(f"n_processes is {n_processes}: it must be 1 or more")
     if n_processes == 1:
         if initializer is not None:
             initializer(*initargs)

@@ -7,6 +7,7 @@ import codecs
 import contextlib
 import ctypes
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -142,6 +143,24 @@ def fsync_directory(path: str | os.PathLike) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def locked_directory(path: str | os.PathLike, purpose: str, wait: bool = False) -> Iterator[None]:
+    """Keeps a second run out of a folder, which is made if need be; the lock ends with the process, however it ends.
+
+    Raises UserError naming the folder and `purpose` when another process holds it and wait is False.
+    """
+    make_directory(path)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{os.fspath(path)}: another run is {purpose} in this folder; let it end") from None
+        yield
     finally:
         os.close(descriptor)
 

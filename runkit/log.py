@@ -170,6 +170,8 @@ def read_log(path: str | os.PathLike) -> list[dict[str, Any]]:
 def _open(path: Path, append: bool):
     """Opens the file for appending whole lines."""
     make_directory(path.parent)
+    if path.is_dir():
+        raise UserError(f"the log {path} is a folder: name a file")
     try:
         if not append and path.exists() and path.stat().st_size:
             path.rename(path.with_name(f"{path.name}.{_first_free_number(path)}"))

@@ -3,19 +3,10 @@
 # Sourced after lib.sh, never run.
 # shellcheck disable=SC2034 # the launchers read what the functions set
 
-DATA_DIR=${DATA_DIR:-$ROOT/data}
+DATA_DIR=${DATA_DIR:-${BERT_PREP_WORKING_DIR:-$ROOT/data}}
 EXTRA=() # --flag=value words, handed to run_pretraining.py as they are
 
-# Where runs go when RESULTS_DIR is not set: /results as in the published container, else the tree's own folder.
-default_results() {
-    if [[ -d /results && -w /results ]]; then
-        printf '/results\n'
-    else
-        printf '%s/results\n' "$ROOT"
-    fi
-}
-
-# ---------------------------------------------------------------------------------------------- words and their checks
+# -------------------------------------------------------------------------------------------------------------- the words
 
 # split_words LIMIT WORD...: fills POSITIONAL (at most LIMIT words) and EXTRA.
 split_words() {
@@ -23,6 +14,7 @@ split_words() {
     POSITIONAL=()
     for word in "${@:2}"; do
         if [[ $word == --* ]]; then
+            refuse_own_flag "$word"
             EXTRA+=("$word")
         elif ((${#EXTRA[@]})); then
             die "'$word' stands after ${EXTRA[-1]}: flags come last, as --flag=value"
@@ -34,27 +26,23 @@ split_words() {
         die "${#POSITIONAL[@]} words given, at most $limit are known (see --help): '${POSITIONAL[*]:limit}' is left over"
 }
 
-# The checks take names of variables, so that an error can say which word is wrong.
-require_positive_integers() {
-    local name
-    for name in "$@"; do
-        [[ ${!name} =~ ^[1-9][0-9]{0,9}$ ]] || die "$name must be a whole number above 0, not '${!name}'"
-    done
+# Flags that the words and variables set: a second value would contradict what is printed and, for one phase, be wrong.
+refuse_own_flag() {
+    local flag=${1#--}
+    flag=${flag%%=*}
+    case ${flag#no} in
+        input_files_dir | eval_files_dir | output_dir | bert_config_file | do_train | do_eval | train_batch_size | \
+            eval_batch_size | max_seq_length | max_predictions_per_seq | num_train_steps | num_warmup_steps | \
+            num_accumulation_steps | learning_rate | save_checkpoints_steps | horovod | precision | amp | use_xla | \
+            manual_fp16 | optimizer_type)
+            die "--$flag is set by this launcher's words and variables (see --help); give it there"
+            ;;
+        init_checkpoint) die "give the weights to start from as INIT_CHECKPOINT=${1#*=}" ;;
+    esac
 }
 
-require_counts() {
-    local name
-    for name in "$@"; do
-        [[ ${!name} =~ ^(0|[1-9][0-9]{0,9})$ ]] || die "$name must be a whole number, not '${!name}'"
-    done
-}
-
-require_positive_numbers() {
-    local name number='^([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$'
-    for name in "$@"; do
-        [[ ${!name} =~ $number && ${!name%%[eE]*} == *[1-9]* ]] ||
-            die "$name must be a number above 0 such as 7.5e-4, not '${!name}'"
-    done
+require_warmup() { # NAME STEPS: the warm-up in the variable NAME ends before the training does
+    ((${!1} < $2)) || die "$1=${!1} must be below the $2 updates of its phase: lower it, or raise train_steps"
 }
 
 # Sets precision_flags and xla_flag from $precision and $use_xla.
@@ -127,6 +115,8 @@ take_lamb_words() {
     steps_phase2=$((train_steps / 10 * batch1 / batch2))
     ((steps_phase1 > 0 && steps_phase2 > 0)) ||
         die "train_steps=$train_steps leaves $steps_phase1 updates for phase 1 and $steps_phase2 for phase 2: raise it"
+    require_warmup warmup_steps_phase1 "$steps_phase1"
+    require_warmup warmup_steps_phase2 "$steps_phase2"
     gbs_phase1=$((batch1 * num_gpus))
     gbs_phase2=$((batch2 * num_gpus))
 }
@@ -155,6 +145,7 @@ take_adam_words() {
     read_precision
     read_bert_config
     require_launcher
+    require_warmup warmup_steps "$train_steps"
     gbs=$((train_batch_size * num_accumulation_steps * num_gpus))
 }
 

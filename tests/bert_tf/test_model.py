@@ -180,6 +180,8 @@ def write_config(tmp_path, **changes):
         ({"num_attention_heads": 3}, ["128", "3"]),
         ({"hidden_act": "swish"}, ["swish", "gelu"]),
         ({"num_hidden_layers": 0}, ["num_hidden_layers", "positive"]),
+        ({"hidden_dropout_prob": 1.0}, ["hidden_dropout_prob", "below 1"]),
+        ({"attention_probs_dropout_prob": -0.5}, ["attention_probs_dropout_prob", "-0.5"]),
     ],
 )
 def test_config_errors_name_file_and_key(tmp_path, changes, words):

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from absl.testing import flagsaver
 
 from bert_tf import checkpoint, create_pretraining_data, run_pretraining
 from runkit.errors import UserError
+from runkit.files import locked_directory
 from runkit.log import read_log
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -166,10 +168,40 @@ def test_kill_9_and_resume_equals_straight_through(data, tmp_path):
 
 
 def test_resume_under_other_settings_is_refused(data, phase_1):
-    with pytest.raises(UserError, match="--seed=7, not 8"):
+    with pytest.raises(UserError, match="seed 7, not 8"):
         run_here(settings(data, phase_1, num_train_steps=70, num_warmup_steps=6, seed=8))
-    with pytest.raises(UserError, match="--optimizer_type=lamb, not adam"):
+    with pytest.raises(UserError, match="optimizer_type lamb, not adam"):
         run_here(settings(data, phase_1, num_train_steps=70, num_warmup_steps=6, optimizer_type="ADAM"))
+
+
+def test_resume_from_other_initial_weights_is_refused(data, phase_1, tmp_path):
+    options = {"num_train_steps": 2, "num_warmup_steps": 0, "do_eval": False, "save_checkpoints_steps": 1}
+    run_here(settings(data, tmp_path / "two", init_checkpoint=phase_1 / "model.ckpt-60", **options))
+    run_here(settings(data, tmp_path / "one", **options))  # other weights
+    options["num_train_steps"] = 3
+    with pytest.raises(UserError, match="other weights"):
+        run_here(settings(data, tmp_path / "two", init_checkpoint=tmp_path / "one" / "model.ckpt-2", **options))
+    run_here(settings(data, tmp_path / "two", init_checkpoint=phase_1 / "model.ckpt-60", **options))
+    assert (tmp_path / "two" / "model.ckpt-3.index").exists()
+
+
+def test_summary_never_pairs_figures_with_other_weights(data, phase_1, tmp_path):
+    run_here(settings(data, tmp_path))
+    config = (tmp_path / "run_config.json").read_bytes()
+    first = json.loads((tmp_path / "summary.json").read_text())
+    # Evaluation alone, called with other settings: the training's record stays.
+    run_here(settings(data, tmp_path, do_train=False, train_batch_size=4, learning_rate=0.5))
+    assert json.loads((tmp_path / "summary.json").read_text()) == first
+    assert (tmp_path / "run_config.json").read_bytes() == config and (tmp_path / "eval_config.json").exists()
+    # Trained on without an evaluation: no figures of the earlier weights.
+    run_here(settings(data, tmp_path, num_train_steps=8, do_eval=False))
+    last = json.loads((tmp_path / "summary.json").read_text())
+    assert last["steps"] == 8 and "masked_lm_loss" not in last and last["sequences_per_second"] > 0
+
+
+def test_two_runs_in_one_folder(data, tmp_path):
+    with locked_directory(tmp_path, "training"), pytest.raises(UserError, match=f"{tmp_path}.*another run"):
+        run_here(settings(data, tmp_path))
 
 
 # ------------------------------------------------------------------------------------------------- refusals
@@ -183,6 +215,8 @@ def test_resume_under_other_settings_is_refused(data, phase_1):
         ({"eval_files_dir": None}, ["--eval_files_dir"]),
         ({"do_train": False, "do_eval": False}, ["nothing to do"]),
         ({"eval_files_dir": "/nowhere/at/all"}, ["/nowhere/at/all"]),
+        ({"do_train": False}, ["nothing to evaluate"]),
+        ({"dllog_path": "/"}, ["is a folder"]),
         ({"init_checkpoint": "/nowhere/model.ckpt-1"}, ["/nowhere/model.ckpt-1"]),
         ({"bert_config_file": "/nowhere/config.json"}, ["/nowhere/config.json"]),
         ({"horovod": True}, ["install_horovod.sh"]),
@@ -220,6 +254,42 @@ def test_vocabulary_larger_than_the_model_is_refused(data, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": 12}))
     with pytest.raises(UserError, match=r"26 .*12"):
         run_here(settings(data, tmp_path / "out", bert_config_file=tmp_path / "config.json"))
+
+
+def test_an_empty_item_in_a_list_of_folders_is_refused(data, tmp_path):
+    with pytest.raises(UserError, match="empty"):
+        run_here(settings(data, tmp_path, input_files_dir=f"{data / 'training'},"))
+
+
+def test_records_of_different_vocabularies_are_refused(data, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(data / "test", other)
+    manifest = json.loads((other / "manifest.json").read_text())
+    (other / "manifest.json").write_text(json.dumps(manifest | {"vocab_sha256": "0" * 64}))
+    with pytest.raises(UserError, match=r"different vocabularies.*VOCAB_FILE"):
+        run_here(settings(data, tmp_path / "out", eval_files_dir=other))
+
+
+def test_phase_2_with_another_vocabulary_is_refused(data, phase_1, tmp_path):
+    for split in ("training", "test"):
+        shutil.copytree(data / split, tmp_path / split)
+        manifest = json.loads((tmp_path / split / "manifest.json").read_text())
+        (tmp_path / split / "manifest.json").write_text(json.dumps(manifest | {"vocab_sha256": "0" * 64}))
+    folders = {"input_files_dir": tmp_path / "training", "eval_files_dir": tmp_path / "test"}
+    with pytest.raises(UserError, match="another vocabulary"):
+        run_here(settings(data, tmp_path / "out", init_checkpoint=phase_1 / "model.ckpt-60", **folders))
+
+
+@pytest.mark.parametrize("do_eval", [True, False])
+def test_foreign_records_beyond_the_vocabulary_are_named(data, tmp_path, do_eval):
+    foreign = tmp_path / "foreign"
+    shutil.copytree(data / "training", foreign, ignore=shutil.ignore_patterns("manifest.json"))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": 12}))
+    with pytest.raises(UserError, match=r"part\.tfrecord: record \d+ has \d+ in input_ids, but vocab_size is 12"):
+        run_here(
+            settings(data, tmp_path / "out", input_files_dir=foreign, eval_files_dir=foreign, do_eval=do_eval,
+                     bert_config_file=tmp_path / "config.json")
+        )  # fmt: skip
 
 
 def test_unknown_flag_is_refused(data, tmp_path):

@@ -159,7 +159,7 @@ def test_a_new_run_moves_an_older_log_aside(tmp_path):
 def test_files_that_cannot_be_read_or_written_are_named(tmp_path):
     with pytest.raises(UserError, match=r"none\.json: No such file"):
         read_log(tmp_path / "none.json")
-    with pytest.raises(UserError, match="run: Is a directory"):
+    with pytest.raises(UserError, match="run is a folder"):
         (tmp_path / "run").mkdir()
         RunLog(tmp_path / "run", append=True)
 
@@ -185,3 +185,12 @@ def test_every_line_is_one_json_object(tmp_path):
     log.close()
     [line] = (tmp_path / "run" / "log.json").read_bytes().splitlines()
     assert json.loads(line.removeprefix(b"DLLL "))["data"] == {"info": "two\nlines, \u2028 and é"}
+
+
+def test_a_folder_is_not_taken_for_a_log(tmp_path):
+    folder = tmp_path / "results"
+    folder.mkdir()
+    (folder / "precious.txt").write_text("kept")
+    with pytest.raises(UserError, match="results is a folder"):
+        RunLog(folder)
+    assert (folder / "precious.txt").read_text() == "kept"
