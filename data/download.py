@@ -1,0 +1,590 @@
+"""Files from the web, whole or not at all, and archives that cannot write beside their folder.
+
+    python -m data.download URL... --output FILE [--md5 HEX] [--sha256 HEX] [--bytes N]
+
+Several URLs are mirrors of one file, tried in turn; http, https, file:// and plain paths will do. Proxies are taken
+from the environment (http_proxy, https_proxy, no_proxy). What was received so far lies in FILE.partial, and the next
+call goes on from there.
+"""
+
+import argparse
+import bz2
+import contextlib
+import errno
+import fcntl
+import gzip
+import hashlib
+import http.client
+import lzma
+import os
+import re
+import shutil
+import stat
+import struct
+import tarfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from runkit.errors import UserError, run_main
+from runkit.files import fsync_directory, fsync_file, make_directory, naming_write_errors, read_json, write_json
+from runkit.progress import Progress, print_line
+
+CHUNK_BYTES = 1 << 20
+TIMEOUT = 30.0  # s without a byte, or with fewer than MIN_RATE a second, end a connection
+MIN_RATE = 1024  # bytes/s
+ATTEMPTS = 5  # for one URL, in a row without getting further
+FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0  # s between attempts: doubled each time, or as long as the server asks
+SPARE_BYTES = 64 << 20  # left free on the disk
+USER_AGENT = "training-recipes/0.1 (Python urllib)"  # some hosts refuse urllib's own
+
+# -------------------------------------------------------------------------------------------------------- fetching
+
+
+class _Transient(Exception):
+    """This attempt failed, the next one may succeed. pause: seconds the server asks to wait."""
+
+    def __init__(self, cause: str, pause: float = 0.0):
+        super().__init__(cause)
+        self.pause = pause
+
+
+class _Useless(Exception):
+    """This URL does not give the file, however often it is asked."""
+
+
+def fetch(
+    urls: str | Sequence[str],
+    target: Path,
+    *,
+    n_bytes: int | None = None,
+    md5: str | None = None,
+    sha256: str | None = None,
+    attempts: int = ATTEMPTS,
+    timeout: float = TIMEOUT,
+    first_pause: float = FIRST_PAUSE,
+) -> Path:
+    """Downloads a file to target; returns target.
+
+    urls: one, or mirrors in order of preference. A target that is there is kept, without a question to the network,
+    if size and digests are as given; otherwise it is replaced once the new one is whole. After a failure that may
+    pass (timeout, dropped connection, HTTP 408, 425, 429, 5xx) the same URL is asked again, `attempts` times in a
+    row without getting further. Raises UserError naming each URL and why it failed, when the disk is too small, or
+    when another process is downloading the same file.
+    """
+    urls = [urls] if isinstance(urls, str) else list(urls)
+    target = Path(os.path.realpath(target))
+    download = _Download(target, _Expected(n_bytes, md5 and md5.lower(), sha256 and sha256.lower()), timeout)
+    if target.is_file():
+        problem = download.expected.problem_with(target)
+        if problem is None:
+            return target
+        print_line(f"{target}: {problem}; fetching it anew")
+    make_directory(target.parent)
+    causes = []
+    with naming_write_errors(target), _locked(download.partial):
+        for url in urls:
+            try:
+                _insist(download, url, attempts, first_pause)
+                download.publish()
+                return target
+            except _Useless as error:
+                causes.append(f"{url}: {error}")
+                print_line(f"{target.name}: {causes[-1]}")
+        download.clean_up()
+    raise UserError("\n  ".join([f"cannot download {target.name}:", *causes]))
+
+
+def _insist(download: "_Download", url: str, attempts: int, first_pause: float) -> None:
+    """Completes the partial file from one URL, with pauses between attempts. Raises _Useless."""
+    failures, furthest, was_wrong = 0, download.position, False
+    while True:
+        try:
+            download.receive(url)
+            problem = download.expected.problem_with(download.partial)
+            if problem is None:
+                return
+            download.discard()
+            if was_wrong:
+                raise _Useless(f"what it sends {problem}")
+            # Once more: it may be pieced together from two versions of the file.
+            was_wrong, furthest = True, 0
+            raise _Transient(f"what was received {problem}; starting over")
+        except _Transient as error:
+            failures = 1 if download.position > furthest else failures + 1
+            furthest = max(furthest, download.position)
+            if failures >= attempts:
+                raise _Useless(f"{error} ({failures} times in a row)") from error
+            pause = min(max(first_pause * 2 ** (failures - 1), error.pause), MAX_PAUSE)
+            print_line(f"{url}: {error}; trying again in {pause:g} s")
+            time.sleep(pause)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Keeps other processes from writing `path`, which it makes if need be. Raises UserError when one is at it."""
+    try:
+        stream = open(path, "ab")  # noqa: SIM115 (closed below)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    with stream:
+        lock(stream, f"{path}: another process is downloading it")
+        yield
+
+
+def lock(stream: IO[bytes], refusal: str) -> None:
+    """Takes the lock of an open file, which lasts until it is closed. Raises UserError(refusal) when another process
+    has it."""
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UserError(refusal) from error
+    except OSError:
+        pass  # a filesystem without locks
+
+
+class _Expected(NamedTuple):
+    """What is known of a file beforehand."""
+
+    n_bytes: int | None
+    md5: str | None
+    sha256: str | None
+
+    @property
+    def has_digest(self) -> bool:
+        return bool(self.md5 or self.sha256)
+
+    def problem_with(self, path: Path) -> str | None:
+        """Why the file is not the expected one; None if it is, as far as is known."""
+        size = path.stat().st_size
+        if self.n_bytes is not None and size != self.n_bytes:
+            return f"has {size} bytes, not {self.n_bytes}"
+        for algorithm, wanted in (("md5", self.md5), ("sha256", self.sha256)):
+            if wanted:
+                with open(path, "rb") as stream:
+                    found = hashlib.file_digest(stream, algorithm).hexdigest()
+                if found != wanted:
+                    return f"has {algorithm} {found}, not {wanted}"
+        return None
+
+
+class _Answer(NamedTuple):
+    stream: IO[bytes]
+    start: int  # the place in the file where the stream begins
+    total: int | None  # bytes of the whole file
+    validator: str | None  # names this version of the file: a strong ETag, or its date
+
+
+class _Download:
+    """A file on its way: what is there of it (`partial`), and which version that is (`record`)."""
+
+    def __init__(self, target: Path, expected: _Expected, timeout: float):
+        self.target, self.expected, self.timeout = target, expected, timeout
+        self.partial = target.with_name(target.name + ".partial")
+        self.record = target.with_name(target.name + ".partial.json")
+
+    @property
+    def position(self) -> int:
+        return self.partial.stat().st_size if self.partial.exists() else 0
+
+    def discard(self) -> None:
+        os.truncate(self.partial, 0)
+        self.record.unlink(missing_ok=True)
+
+    def clean_up(self) -> None:
+        """Removes what is of no use to a later call."""
+        if not self.position:
+            self.partial.unlink(missing_ok=True)
+            self.record.unlink(missing_ok=True)
+
+    def publish(self) -> None:
+        fsync_file(self.partial)
+        os.replace(self.partial, self.target)
+        self.record.unlink(missing_ok=True)
+        fsync_directory(self.target.parent)
+
+    def receive(self, url: str) -> None:
+        """Asks once for what is missing and appends it; what came is kept. Raises _Transient or _Useless."""
+        # Without a digest, only the server can say whether the rest belongs to what is there.
+        validator = read_json(self.record)["validator"] if self.record.is_file() else None
+        if self.position and not validator and not self.expected.has_digest:
+            self.discard()
+        try:
+            with contextlib.ExitStack() as stack:
+                answer = self._ask(url, None if self.expected.has_digest else validator, stack)
+                if answer is None:
+                    return
+                self._check_size(answer)
+                if answer.start == 0:
+                    self.discard()
+                    if answer.validator:
+                        write_json(self.record, {"url": url, "validator": answer.validator})
+                self._append(answer)
+        except http.client.HTTPException as error:
+            raise _Transient(_describe(error)) from error
+        if answer.total is not None and self.position < answer.total:
+            raise _Transient(f"the connection ended after {self.position} of {answer.total} bytes")
+
+    def _ask(self, url: str, validator: str | None, stack: contextlib.ExitStack) -> _Answer | None:
+        """Opens what a URL has from `position` on, or all of it if it cannot give a part; None if nothing is
+        missing."""
+        scheme = urllib.parse.urlsplit(url).scheme if "://" in url else "file"
+        if scheme == "file":
+            return self._open_file(url, validator, stack)
+        if scheme not in ("http", "https"):
+            raise _Useless(f"{scheme}:// is not supported; http, https and file are")
+        position = self.position
+        request = urllib.request.Request(url, headers={"User-Agent": USER_AGENT})
+        if position:
+            request.add_header("Range", f"bytes={position}-")
+            if validator:
+                request.add_header("If-Range", validator)
+        try:
+            # Not urlopen, which keeps the proxies of the first call.
+            response = stack.enter_context(urllib.request.build_opener().open(request, timeout=self.timeout))
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code == 416 and position:
+                if error.headers.get("Content-Range") == f"bytes */{position}":
+                    return None
+                self.discard()
+                raise _Transient("has less than was received before; starting over") from error
+            cause = f"HTTP {error.code} {error.reason}"
+            if error.code in (408, 425, 429) or error.code >= 500:
+                wait = error.headers.get("Retry-After", "")
+                raise _Transient(cause, float(wait) if wait.isdecimal() else 0.0) from error
+            raise _Useless(cause) from error
+        except urllib.error.URLError as error:
+            # Name servers and routes recover, a certificate does not.
+            kind = _Useless if "CERTIFICATE" in str(error.reason) else _Transient
+            raise kind(_describe(error.reason)) from error
+        except OSError as error:  # before the first byte of the answer
+            raise _Transient(_describe(error)) from error
+        headers = response.headers
+        if headers.get_content_type() == "text/html" and self.target.suffix not in (".html", ".htm"):
+            raise _Useless("sent a web page instead of the file (for a login, or an error?)")
+        etag = headers.get("ETag", "")
+        version = etag if etag and not etag.startswith("W/") else headers.get("Last-Modified")
+        if response.status == 206:
+            span = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("Content-Range", ""))
+            if not span or int(span[1]) != position:
+                raise _Useless("sent another part than it was asked for")
+            return _Answer(response, position, int(span[2]) if span[2] != "*" else None, version)
+        length = headers.get("Content-Length", "")
+        total = int(length) if length.isdecimal() else None
+        if total is None and not response.chunked and not self.expected.has_digest and self.expected.n_bytes is None:
+            print_line(f"{url}: tells no length, so that a lost end would go unnoticed")
+        return _Answer(response, 0, total, version)
+
+    def _open_file(self, url: str, validator: str | None, stack: contextlib.ExitStack) -> _Answer:
+        path = urllib.request.url2pathname(urllib.parse.urlsplit(url).path) if "://" in url else url
+        try:
+            stream = stack.enter_context(open(path, "rb"))  # noqa: SIM115
+        except OSError as error:
+            raise _Useless(error.strerror) from error
+        facts = os.fstat(stream.fileno())
+        version = f"{facts.st_size}-{facts.st_mtime_ns}"
+        start = self.position if self.position <= facts.st_size and validator in (None, version) else 0
+        stream.seek(start)
+        return _Answer(stream, start, facts.st_size, version)
+
+    def _check_size(self, answer: _Answer) -> None:
+        """Raises _Useless for a file of another size, UserError when the disk cannot hold it."""
+        n_bytes = self.expected.n_bytes
+        if None not in (answer.total, n_bytes) and answer.total != n_bytes:
+            raise _Useless(f"has {answer.total} bytes, not {n_bytes}")
+        total = n_bytes if answer.total is None else answer.total
+        if total is not None:
+            require_space(self.target.parent, total - self.position, self.target.name)
+
+    def _append(self, answer: _Answer) -> None:
+        label = f"{self.target.name} from {answer.start / 1e6:.0f} MB on" if answer.start else self.target.name
+        left = None if answer.total is None else answer.total - answer.start
+        # read1 returns what is there: a slow line shows its progress, and what came before a failure is kept.
+        read = getattr(answer.stream, "read1", answer.stream.read)
+        with open(self.partial, "ab") as output, byte_progress(left, label) as received:
+            window_start, window_bytes = time.monotonic(), 0
+            while True:
+                try:
+                    chunk = read(CHUNK_BYTES)
+                except OSError as error:  # timeouts, resets, TLS; an error of output.write is none of these
+                    raise _Transient(_describe(error)) from error
+                if not chunk:
+                    return
+                output.write(chunk)
+                received(len(chunk))
+                window_bytes += len(chunk)
+                seconds = time.monotonic() - window_start
+                if seconds >= self.timeout:
+                    if window_bytes < MIN_RATE * seconds:
+                        raise _Transient(f"only {window_bytes} bytes in {seconds:.0f} s")
+                    window_start, window_bytes = time.monotonic(), 0
+
+
+def _describe(error: BaseException | str) -> str:
+    return "timed out" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+
+
+def require_space(folder: Path, n_bytes: int, what: str) -> None:
+    """Raises UserError when the disk of `folder` has no room for n_bytes more, and some to spare."""
+    free = shutil.disk_usage(folder).free
+    if n_bytes + SPARE_BYTES > free:
+        raise UserError(
+            f"{folder}: {what} takes {n_bytes / 1e9:.2f} GB more and {free / 1e9:.2f} GB are free; free some space or "
+            "choose another folder"
+        )
+
+
+@contextlib.contextmanager
+def byte_progress(n_bytes: int | None, label: str) -> Iterator[Callable[[int], None]]:
+    """Yields a function that is told of bytes done; they are shown in whole MB, of small files in kB."""
+    unit, scale = ("MB", 10**6) if n_bytes is None or n_bytes >= 10**7 else ("kB", 10**3)
+    done = 0
+    with Progress(None if n_bytes is None else round(n_bytes / scale), label, unit) as progress:
+
+        def advance(n: int) -> None:
+            nonlocal done
+            done += n
+            progress.update(round(done / scale) - progress.done)
+
+        yield advance
+
+
+# ------------------------------------------------------------------------------------------------------- unpacking
+
+MAX_RATIO = 100  # unpacked bytes for each byte of the archive; text in bzip2 has about 5, a bomb 1000 and more
+MAX_RATIO_FREE = 64 << 20  # bytes that any archive may hold, however small it is
+MAX_MEMBERS = 3_000_000
+# What the libraries raise for damaged archives, besides OSError without a number.
+BROKEN = (
+    EOFError,
+    ValueError,
+    NotImplementedError,
+    struct.error,
+    zlib.error,
+    lzma.LZMAError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+)
+
+
+class _Member(NamedTuple):
+    name: str
+    kind: str  # "file", "folder", "symlink", "hardlink", or what it is that cannot be unpacked
+    link: str  # where a link points to
+    position: int  # bytes of the archive up to here, for the progress
+    open: Callable[[], IO[bytes]]
+
+
+def unpack(archive: Path, target: Path, max_bytes: int | None = None) -> None:
+    """Unpacks a tar (plain, gzip, bzip2, xz) or zip archive to the new folder target, which appears when all of it
+    is there.
+
+    Raises UserError when target exists, and as `unpacked` does.
+    """
+    target = Path(os.path.realpath(target))
+    if target.exists():
+        raise UserError(f"{target} exists; move it away to unpack {archive} there")
+    with unpacked(archive, target.parent, max_bytes) as tree:
+        os.rename(tree, target)
+        fsync_directory(target.parent)
+
+
+@contextlib.contextmanager
+def unpacked(archive: Path, folder: Path, max_bytes: int | None = None) -> Iterator[Path]:
+    """Yields a temporary folder in `folder` with all that is in the archive, for the caller to move from there; it
+    goes at the end, and what a killed run left goes before.
+
+    Contents only: permissions, owners and dates are the default ones. Raises UserError, leaving nothing, for a broken
+    or incomplete archive, and for a hostile one: an absolute name, "..", a link that leaves the tree, a device, one
+    name twice, more than MAX_MEMBERS members, more bytes than MAX_RATIO allows (or max_bytes, or the disk).
+    """
+    make_directory(folder)
+    tree = folder / f".{archive.name}.unpacking"
+    try:
+        stream = open(archive, "rb")  # noqa: SIM115 (closed below)
+    except OSError as error:
+        raise UserError(f"cannot read {archive}: {error.strerror}") from error
+    with stream, naming_write_errors(folder):
+        lock(stream, f"{archive}: another process is unpacking it")
+        require_space(folder, os.fstat(stream.fileno()).st_size, f"what is in {archive.name}")  # at least
+        shutil.rmtree(tree, ignore_errors=True)
+        tree.mkdir()
+        try:
+            _extract(archive, stream, tree, max_bytes)
+            os.sync()  # one call for what may be 100,000 files
+            yield tree
+        finally:
+            shutil.rmtree(tree, ignore_errors=True)
+
+
+def _extract(archive: Path, stream: IO[bytes], tree: Path, max_bytes: int | None) -> None:
+    n_packed = os.fstat(stream.fileno()).st_size
+    limits = [
+        (max(MAX_RATIO * n_packed, MAX_RATIO_FREE), f"{MAX_RATIO} times its own {n_packed}"),
+        (shutil.disk_usage(tree).free - SPARE_BYTES, "the disk has free"),
+        *([] if max_bytes is None else [(max_bytes, "expected")]),
+    ]
+    limit, of_what = min(limits)
+    root = os.path.realpath(tree)
+    links: list[tuple[_Member, str]] = []
+    n_members = n_bytes = position = 0
+    try:
+        with byte_progress(n_packed, f"unpacking {archive.name}") as advance:
+            for member in _members(stream):
+                n_members += 1
+                if n_members > MAX_MEMBERS:
+                    raise UserError(f"{archive}: holds more than {MAX_MEMBERS} members; it is not unpacked")
+                path = _safe_path(archive, root, member)
+                if member.kind == "folder":
+                    os.makedirs(path, exist_ok=True)
+                elif member.kind == "file":
+                    os.makedirs(os.path.dirname(path), exist_ok=True)
+                    with member.open() as source, open(path, "xb") as output:
+                        while chunk := source.read(CHUNK_BYTES):
+                            n_bytes += len(chunk)
+                            if n_bytes > limit:
+                                raise UserError(f"{archive}: holds more bytes than {of_what}; it is not unpacked")
+                            output.write(chunk)
+                else:
+                    links.append((member, path))
+                advance(member.position - position)
+                position = member.position
+            advance(n_packed - position)
+        # Links come last, so that nothing is written through them but links; and they are looked at again when all
+        # are there, because each can change where the others lead.
+        for member, path in links:
+            _make_link(archive, root, member, path)
+        for member, path in links:
+            _require_below(archive, root, member, os.path.realpath(path))
+    except BROKEN as error:
+        raise UserError(f"{archive}: is broken or incomplete ({error}); remove it and fetch it again") from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        if error.errno is None:  # gzip and bzip2 say so that their data are damaged
+            raise UserError(f"{archive}: is broken or incomplete ({error}); remove it and fetch it again") from error
+        name = repr(os.path.relpath(error.filename, root)) if error.filename else "a member"
+        twice = error.errno in (errno.EEXIST, errno.EISDIR, errno.ENOTDIR)
+        cause = "is in it twice" if twice else f"cannot be written ({error.strerror})"
+        raise UserError(f"{archive}: {name} {cause}; it is not unpacked") from error
+
+
+def _safe_path(archive: Path, root: str, member: _Member) -> str:
+    """Where a member goes below root. Raises UserError when that is elsewhere, or it is nothing to be unpacked."""
+    if member.kind not in ("file", "folder", "symlink", "hardlink"):
+        raise UserError(f"{archive}: {member.name!r} is {member.kind}; it is not unpacked")
+    parts = re.split(r"[/\\]", member.name)  # "\" too: on some systems it separates
+    path = os.path.normpath(os.path.join(root, member.name))
+    if ".." in parts or parts[0] == "" or parts[0].endswith(":"):
+        raise UserError(f"{archive}: {member.name!r} would be written outside of its folder; it is not unpacked")
+    _require_below(archive, root, member, os.path.realpath(path))
+    return path
+
+
+def _make_link(archive: Path, root: str, member: _Member, path: str) -> None:
+    folder = os.path.dirname(path)
+    goal = os.path.join(root if member.kind == "hardlink" else folder, member.link)
+    _require_below(archive, root, member, os.path.realpath(folder))
+    _require_below(archive, root, member, os.path.realpath(goal))
+    os.makedirs(folder, exist_ok=True)
+    if member.kind == "symlink":
+        if os.path.isabs(member.link):  # into the temporary folder, by its name
+            raise UserError(f"{archive}: {member.name!r} is an absolute link; it is not unpacked")
+        os.symlink(member.link, path)
+    elif os.path.isfile(goal):
+        os.link(goal, path, follow_symlinks=False)
+    else:
+        raise UserError(f"{archive}: {member.name!r} is a link to {member.link!r}, which is not in it")
+
+
+def _require_below(archive: Path, root: str, member: _Member, real_path: str) -> None:
+    if real_path != root and not real_path.startswith(root + os.sep):
+        raise UserError(f"{archive}: {member.name!r} leads out of its folder; it is not unpacked")
+
+
+def _members(stream: IO[bytes]) -> Iterator[_Member]:
+    magic = stream.read(6)
+    stream.seek(0)
+    if magic.startswith(b"PK"):
+        yield from _zip_members(stream)
+        return
+    openers = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
+    opener = next((opener for start, opener in openers.items() if magic.startswith(start)), contextlib.nullcontext)
+    with opener(stream) as plain:
+        # As a stream: one pass, nothing is sought.
+        with tarfile.open(fileobj=plain, mode="r|", tarinfo=_StrictInfo) as tar:
+            for info in tar:
+                kinds = {
+                    "file": info.isfile(),
+                    "folder": info.isdir(),
+                    "symlink": info.issym(),
+                    "hardlink": info.islnk(),
+                }
+                kind = next((kind for kind, applies in kinds.items() if applies), "a device, or of an unknown type")
+                yield _Member(info.name, kind, info.linkname, stream.tell(), partial(tar.extractfile, info))
+        # To the end, where the compressed formats have their checksum.
+        while plain.read(CHUNK_BYTES):
+            pass
+
+
+class _StrictInfo(tarfile.TarInfo):
+    """Headers as tarfile reads them, except that it takes a damaged or missing one for the end of the archive."""
+
+    @classmethod
+    def frombuf(cls, buf, encoding, errors):
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.EOFHeaderError:
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(f"{error}, where a member or the end mark should be") from error
+
+
+def _zip_members(stream: IO[bytes]) -> Iterator[_Member]:
+    position = 0
+    with zipfile.ZipFile(stream) as archive:
+        for info in archive.infolist():
+            mode = info.external_attr >> 16  # as Unix programs leave it; 0 from others
+            kind = "folder" if info.is_dir() else "file"
+            link = ""
+            if info.flag_bits & 1:
+                kind = "encrypted"
+            elif stat.S_ISLNK(mode):
+                kind, link = "symlink", os.fsdecode(archive.read(info))
+            elif stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
+                kind = "a device, or of an unknown type"
+            position += info.compress_size
+            yield _Member(info.filename, kind, link, position, partial(archive.open, info))
+
+
+# ------------------------------------------------------------------------------------------------------------ main
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("urls", nargs="+", metavar="URL")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--md5")
+    parser.add_argument("--sha256")
+    parser.add_argument("--bytes", type=int, dest="n_bytes")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    fetch(arguments.urls, arguments.output, n_bytes=arguments.n_bytes, md5=arguments.md5, sha256=arguments.sha256)
+    print(f"{arguments.output}: {arguments.output.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    run_main(main)

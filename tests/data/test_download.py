@@ -1,0 +1,579 @@
+"""data/download.py against a server on this machine that does all a bad one does, and against hostile archives."""
+
+import contextlib
+import fcntl
+import hashlib
+import http.client
+import io
+import lzma
+import os
+import shutil
+import ssl
+import stat
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from data import download
+from data.download import fetch, unpack, unpacked
+from runkit.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+CONTENT = b"".join(hashlib.sha256(b"%d" % i).digest() for i in range(8192))  # 256 KiB that do not compress
+MD5 = hashlib.md5(CONTENT).hexdigest()
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+HALF = len(CONTENT) // 2
+
+
+class Server:
+    """Answers request after request as told; the last way goes on. Notes the headers of each request."""
+
+    def __init__(self):
+        self.ways: list[str] = ["ok"]
+        self.requests: list[dict[str, str]] = []
+        self.released = threading.Event()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                outer.requests.append(dict(self.headers) | {"path": self.path})
+                way = outer.ways.pop(0) if len(outer.ways) > 1 else outer.ways[0]
+                self.close_connection = True
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    outer.answer(self, way)
+
+            def log_message(self, *_):
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.01,))
+        self.thread.start()
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/file.bin"
+
+    def close(self):
+        self.released.set()
+        self.http.shutdown()
+        self.thread.join()
+        self.http.server_close()
+
+    def answer(self, handler: BaseHTTPRequestHandler, way: str) -> None:
+        if way.isdecimal():
+            body = b"<html>no such file</html>"
+            handler.send_response(int(way))
+            headers = {"Content-Type": "text/html", "Content-Length": len(body), "Retry-After": "0"}
+            if way == "416":
+                headers["Content-Range"] = f"bytes */{len(CONTENT)}"
+            for name, value in headers.items():
+                handler.send_header(name, value)
+            handler.end_headers()
+            handler.wfile.write(body)
+            return
+        content = CONTENT[:-1000] + b"?" + CONTENT[-999:] if way == "corrupt" else CONTENT
+        if way == "changed":
+            content = CONTENT[::-1]
+        etag = '"two"' if way == "changed" else '"one"'
+        start = 0
+        wanted = handler.headers.get("Range")
+        if wanted and way not in ("no_range", "no_range_cut") and handler.headers.get("If-Range", etag) == etag:
+            start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+        body = content[start:]
+        handler.send_response(206 if start else 200)
+        if start:
+            first = start + (1 if way == "other_part" else 0)
+            handler.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
+        handler.send_header("Content-Type", "text/html" if way == "page" else "application/octet-stream")
+        if way not in ("no_version", "no_version_cut"):
+            handler.send_header("ETag", etag)
+        if way == "chunked_cut":
+            handler.send_header("Transfer-Encoding", "chunked")
+            handler.end_headers()
+            handler.wfile.write(b"%x\r\n" % HALF + body[:HALF] + b"\r\n")
+            return
+        if way != "no_length":
+            n_bytes = len(body) - 1000 if way == "says_less" else len(body)
+            handler.send_header("Content-Length", str(n_bytes))
+        handler.end_headers()
+        if way in ("cut", "stall", "no_range_cut", "no_version_cut"):
+            handler.wfile.write(body[: len(body) // 2])
+            if way == "stall":
+                handler.wfile.flush()
+                self.released.wait(20)
+        elif way == "trickle":
+            for byte in body[:200]:
+                handler.wfile.write(bytes([byte]))
+                if self.released.wait(0.02):
+                    return
+        else:
+            handler.wfile.write(body)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch):
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    server = Server()
+    yield server
+    server.close()
+
+
+def quick(urls, target: Path, **options) -> Path:
+    return fetch(urls, target, **{"first_pause": 0.001, "timeout": 5.0} | options)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# ------------------------------------------------------------------------------------------------------- fetching
+
+
+def test_a_file_comes_whole(server: Server, tmp_path: Path):
+    target = quick(server.url, tmp_path / "deep" / "file.bin", md5=MD5.upper(), sha256=SHA256, n_bytes=len(CONTENT))
+    assert target.read_bytes() == CONTENT and names(target.parent) == ["file.bin"]
+    quick(server.url, target, md5=MD5)  # kept: the server is not asked
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("way", ["cut", "chunked_cut", "503", "429", "500", "408", "stall", "says_less"])
+def test_a_passing_failure_passes(server: Server, tmp_path: Path, way: str, capsys: pytest.CaptureFixture):
+    server.ways = [way, "ok"]
+    quick(server.url, tmp_path / "file.bin", sha256=SHA256, timeout=0.3 if way == "stall" else 5.0)
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT and names(tmp_path) == ["file.bin"]
+    out = capsys.readouterr().out
+    assert len(server.requests) == 2 and "trying again" in out
+    if way in ("cut", "stall"):
+        assert server.requests[1]["Range"] == f"bytes={HALF}-"
+
+
+def test_many_drops_are_no_failure_while_it_gets_further(server: Server, tmp_path: Path):
+    server.ways = ["cut"] * 10 + ["ok"]
+    quick(server.url, tmp_path / "file.bin", attempts=2)
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT and len(server.requests) == 11
+
+
+def test_a_server_that_never_recovers(server: Server, tmp_path: Path):
+    server.ways = ["503"]
+    with pytest.raises(UserError, match=r"(?s)cannot download file.bin.*HTTP 503.*3 times in a row"):
+        quick(server.url, tmp_path / "file.bin", attempts=3)
+    assert len(server.requests) == 3 and names(tmp_path) == []
+
+
+def test_a_server_that_always_drops_at_the_same_place(server: Server, tmp_path: Path):
+    server.ways = ["no_range_cut"]
+    with pytest.raises(UserError, match=f"ended after {HALF} of {len(CONTENT)} bytes .3 times"):
+        quick(server.url, tmp_path / "file.bin", attempts=3)
+    assert len(server.requests) == 3
+    assert (tmp_path / "file.bin.partial").stat().st_size == HALF  # a later call may go on
+
+
+def test_pauses_grow(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    server.ways = ["503"] * 7 + ["ok"]
+    fetch(server.url, tmp_path / "file.bin", attempts=10)
+    assert pauses == [1, 2, 4, 8, 16, 32, 60]
+
+
+@pytest.mark.parametrize("way, cause", [("404", "HTTP 404"), ("403", "HTTP 403"), ("page", "a web page")])
+def test_an_error_page_never_becomes_the_file(server: Server, tmp_path: Path, way: str, cause: str):
+    server.ways = [way]
+    with pytest.raises(UserError, match=cause):
+        quick(server.url, tmp_path / "file.bin")
+    assert len(server.requests) == 1 and names(tmp_path) == []
+
+
+def test_a_trickle_is_a_stall(server: Server, tmp_path: Path):
+    server.ways = ["trickle", "ok"]
+    begun = time.monotonic()
+    quick(server.url, tmp_path / "file.bin", timeout=0.2)
+    assert time.monotonic() - begun < 3 and (tmp_path / "file.bin").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("place", ["read1", "begin"])
+def test_any_failure_of_the_network_passes(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str):
+    original = getattr(http.client.HTTPResponse, place)
+    errors = [ssl.SSLError(1, "bad record"), OSError(101, "Network is unreachable"), ConnectionResetError("reset")]
+
+    def failing(self, *arguments):
+        if errors:
+            raise errors.pop()
+        return original(self, *arguments)
+
+    monkeypatch.setattr(http.client.HTTPResponse, place, failing)
+    quick(server.url, tmp_path / "file.bin", md5=MD5)
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+
+
+def test_interrupted_and_called_again(server: Server, tmp_path: Path):
+    server.ways = ["cut", "404"]
+    with pytest.raises(UserError):
+        quick(server.url, tmp_path / "file.bin")
+    assert names(tmp_path) == ["file.bin.partial", "file.bin.partial.json"]
+    server.ways = ["ok"]
+    quick(server.url, tmp_path / "file.bin")  # no digest: the server is asked whether it is still the same file
+    assert server.requests[-1]["Range"] == f"bytes={HALF}-" and server.requests[-1]["If-Range"] == '"one"'
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT and names(tmp_path) == ["file.bin"]
+
+
+@pytest.mark.parametrize("way", ["changed", "no_range"])
+def test_a_changed_file_or_a_server_without_parts_starts_over(server: Server, tmp_path: Path, way: str):
+    server.ways = ["cut", way]
+    quick(server.url, tmp_path / "file.bin")
+    assert (tmp_path / "file.bin").read_bytes() == (CONTENT[::-1] if way == "changed" else CONTENT)
+
+
+def test_what_has_no_version_is_not_pieced_together(server: Server, tmp_path: Path):
+    server.ways = ["no_version_cut", "no_version"]
+    quick(server.url, tmp_path / "file.bin")
+    assert "Range" not in server.requests[1] and (tmp_path / "file.bin").read_bytes() == CONTENT
+
+
+def test_pieces_of_two_versions_are_found_by_the_digest(server: Server, tmp_path: Path):
+    (tmp_path / "file.bin.partial").write_bytes(b"old" * 1000)
+    quick(server.url, tmp_path / "file.bin", md5=MD5)
+    assert len(server.requests) == 2 and (tmp_path / "file.bin").read_bytes() == CONTENT
+
+
+def test_a_partial_file_that_is_whole_or_too_long(server: Server, tmp_path: Path):
+    server.ways = ["416", "ok"]
+    (tmp_path / "file.bin.partial").write_bytes(CONTENT)
+    quick(server.url, tmp_path / "file.bin", md5=MD5)
+    assert len(server.requests) == 1
+    (tmp_path / "file.bin").unlink()
+    server.ways = ["416", "ok"]
+    (tmp_path / "file.bin.partial").write_bytes(CONTENT + b"more")
+    quick(server.url, tmp_path / "file.bin", md5=MD5)
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+
+
+def test_corrupt_bytes(server: Server, tmp_path: Path):
+    server.ways = ["corrupt"]
+    with pytest.raises(UserError, match=f"has md5 .*, not {MD5}"):
+        quick(server.url, tmp_path / "file.bin", md5=MD5)
+    assert len(server.requests) == 2 and names(tmp_path) == []
+    server.ways = ["cut", "corrupt", "cut", "corrupt"]
+    (tmp_path / "file.bin.partial").write_bytes(b"x" * 100)
+    with pytest.raises(UserError, match="what it sends has sha256"):
+        quick(server.url, tmp_path / "file.bin", sha256=SHA256)
+    assert names(tmp_path) == []
+    server.ways = ["corrupt", "ok"]
+    quick(server.url, tmp_path / "file.bin", sha256=SHA256)
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+
+
+def test_another_size(server: Server, tmp_path: Path):
+    with pytest.raises(UserError, match=f"has {len(CONTENT)} bytes, not 10"):
+        quick(server.url, tmp_path / "file.bin", n_bytes=10)
+
+
+def test_another_part_than_asked_for(server: Server, tmp_path: Path):
+    server.ways = ["cut", "other_part"]
+    with pytest.raises(UserError, match="another part"):
+        quick(server.url, tmp_path / "file.bin")
+
+
+def test_mirrors(server: Server, tmp_path: Path):
+    (tmp_path / "copy").write_bytes(CONTENT)
+    server.ways = ["cut", "404"]
+    nobody = "http://127.0.0.1:1/file.bin"
+    urls = [nobody, "gopher://host/file.bin", server.url, str(tmp_path / "none"), f"file://{tmp_path}/copy"]
+    quick(urls, tmp_path / "out" / "file.bin", md5=MD5, attempts=2)
+    assert (tmp_path / "out" / "file.bin").read_bytes() == CONTENT and names(tmp_path / "out") == ["file.bin"]
+    with pytest.raises(UserError) as caught:
+        quick(urls[:4], tmp_path / "out" / "other.bin", md5=MD5, attempts=2)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 5
+    for cause in ("refused", "gopher:// is not supported", "HTTP 404", "No such file"):
+        assert cause in str(caught.value)
+
+
+def test_no_length_is_said(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture):
+    server.ways = ["no_length"]
+    quick(server.url, tmp_path / "file.bin")
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT and "tells no length" in capsys.readouterr().out
+
+
+def test_a_local_path(tmp_path: Path):
+    (tmp_path / "source file").write_bytes(CONTENT)
+    quick(str(tmp_path / "source file"), tmp_path / "a.bin", n_bytes=len(CONTENT))
+    quick(f"file://{tmp_path}/source%20file", tmp_path / "b.bin", sha256=SHA256)
+    assert (tmp_path / "a.bin").read_bytes() == (tmp_path / "b.bin").read_bytes() == CONTENT
+    with pytest.raises(UserError, match="Is a directory"):
+        quick(str(tmp_path), tmp_path / "c.bin")
+
+
+def test_a_wrong_file_stays_until_the_right_one_is_there(server: Server, tmp_path: Path):
+    (tmp_path / "file.bin").write_bytes(b"wrong")
+    server.ways = ["404"]
+    with pytest.raises(UserError):
+        quick(server.url, tmp_path / "file.bin", md5=MD5)
+    assert (tmp_path / "file.bin").read_bytes() == b"wrong"
+    server.ways = ["ok"]
+    quick(server.url, tmp_path / "file.bin", md5=MD5)
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+
+
+def test_the_disk_is_looked_at_first(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=download.SPARE_BYTES + 1000))
+    with pytest.raises(UserError, match="free some space"):
+        quick(server.url, tmp_path / "file.bin")
+
+
+def test_two_at_once(server: Server, tmp_path: Path):
+    with open(tmp_path / "file.bin.partial", "ab") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another process"):
+            quick(server.url, tmp_path / "file.bin")
+    quick(server.url, tmp_path / "file.bin")
+
+
+def test_proxies_are_taken_from_the_environment(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("http_proxy", server.url.removesuffix("/file.bin"))
+    quick("http://far.invalid/file.bin", tmp_path / "file.bin", md5=MD5)
+    assert server.requests[0]["path"] == "http://far.invalid/file.bin"
+
+
+def test_progress_and_command_line(server: Server, tmp_path: Path):
+    def call(*words: str) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-m", "data.download", server.url, "--output", str(tmp_path / "file.bin"), *words]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+    done = call("--sha256", SHA256, "--bytes", str(len(CONTENT)))
+    assert done.returncode == 0, done.stderr
+    assert "262144 bytes" in done.stdout and "file.bin: 262/262 kB (100%)" in done.stderr
+    server.ways = ["404"]
+    failed = call("--md5", "0" * 32)
+    assert failed.returncode == 2 and "HTTP 404" in failed.stderr
+
+
+# ------------------------------------------------------------------------------------------------------ unpacking
+
+GOOD = {"top/a.txt": b"alpha", "top/deep/b.bin": CONTENT[:5000], "top/empty": b""}
+
+
+def member(name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = "") -> tuple:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.size = kind, link, len(data)
+    return info, data
+
+
+def make_tar(path: Path, members: list[tuple], mode: str = "w") -> Path:
+    with tarfile.open(path, mode) as tar:
+        for info, data in members:
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def make_zip(path: Path, members: dict[str, bytes], unix_mode: int = 0) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            info = zipfile.ZipInfo(name)
+            info.compress_type = zipfile.ZIP_DEFLATED
+            info.external_attr = unix_mode << 16
+            archive.writestr(info, data)
+    return path
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tar.bz2", "tar.xz", "zip"])
+def test_good_archives(tmp_path: Path, suffix: str):
+    archive = tmp_path / "good.dat"  # known by what is in it, not by its name
+    if suffix == "zip":
+        make_zip(archive, GOOD)
+    else:
+        members = [member("./", kind=tarfile.DIRTYPE), *(member(f"./{name}", data) for name, data in GOOD.items())]
+        make_tar(archive, members, "w:" + suffix.partition(".")[2])
+    unpack(archive, tmp_path / "out")
+    assert contents(tmp_path / "out") == GOOD
+    assert names(tmp_path) == ["good.dat", "out"]
+    with pytest.raises(UserError, match="exists"):
+        unpack(archive, tmp_path / "out")
+
+
+def test_links_inside_are_kept(tmp_path: Path):
+    members = [
+        member("top/soft", kind=tarfile.SYMTYPE, link="deep/../a.txt"),
+        *(member(name, data) for name, data in GOOD.items()),
+        member("top/hard", kind=tarfile.LNKTYPE, link="top/a.txt"),
+    ]
+    unpack(make_tar(tmp_path / "a.tar", members), tmp_path / "out")
+    assert contents(tmp_path / "out") == GOOD | {"top/soft": b"alpha", "top/hard": b"alpha"}
+    assert os.readlink(tmp_path / "out" / "top" / "soft") == "deep/../a.txt"
+    make_zip(tmp_path / "a.zip", {"link": b"somewhere"}, stat.S_IFLNK | 0o777)
+    unpack(tmp_path / "a.zip", tmp_path / "zipped")
+    assert os.readlink(tmp_path / "zipped" / "link") == "somewhere"
+
+
+DIR, SYM, LNK = tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
+HOSTILE = {
+    "absolute": [member("/etc/evil", b"x")],
+    "parent": [member("../evil", b"x")],
+    "parent within": [member("top/../../evil", b"x")],
+    "backslashes": [member("top\\..\\..\\evil", b"x")],
+    "drive": [member("C:\\evil", b"x")],
+    "parent folder": [member("../evil", kind=DIR)],
+    "symlink out": [member("link", kind=SYM, link="../outside")],
+    "absolute symlink": [member("link", kind=SYM, link="/etc/passwd")],
+    "hardlink out": [member("link", kind=LNK, link="../outside")],
+    "absolute hardlink": [member("link", kind=LNK, link="/etc/passwd")],
+    "hardlink to nothing": [member("link", kind=LNK, link="none")],
+    "through a symlink": [member("link", kind=SYM, link="."), member("link/file", b"x")],
+    "through a symlink out": [member("link", kind=SYM, link=".."), member("link/evil", b"x")],
+    "link through links": [
+        member("a", kind=SYM, link="x/y/../.."),  # the tree itself until x and y are made
+        member("x", kind=SYM, link="."),
+        member("y", kind=SYM, link="."),
+        member("a/evil", kind=SYM, link="x"),
+    ],
+    "links that climb": [
+        member("a", kind=SYM, link="x/y/../.."),
+        member("x", kind=SYM, link="."),
+        member("y", kind=SYM, link="."),
+    ],
+    "character device": [member("null", kind=tarfile.CHRTYPE)],
+    "block device": [member("disk", kind=tarfile.BLKTYPE)],
+    "fifo": [member("pipe", kind=tarfile.FIFOTYPE)],
+    "twice": [member("a", b"x"), member("a", b"y")],
+    "file and folder": [member("a", b"x"), member("a/b", b"y")],
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_tars(tmp_path: Path, name: str):
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (tmp_path / "outside").write_text("untouched")
+    archive = make_tar(inside / "bad.tar", [member("good", b"x"), *HOSTILE[name]])
+    with pytest.raises(UserError, match=r"bad\.tar: .*(not unpacked|not in it)"):
+        unpack(archive, inside / "out")
+    assert names(inside) == ["bad.tar"] and names(tmp_path) == ["inside", "outside"]
+    assert (tmp_path / "outside").read_text() == "untouched"
+
+
+@pytest.mark.parametrize(
+    "members, mode",
+    [
+        ({"/etc/evil": b"x"}, 0),
+        ({"../evil": b"x"}, 0),
+        ({"top/../../evil": b"x"}, stat.S_IFREG | 0o644),
+        ({"..\\evil": b"x"}, 0),
+        ({"link": b"../outside"}, stat.S_IFLNK | 0o777),
+        ({"link": b"/etc/passwd"}, stat.S_IFLNK | 0o777),
+        ({"pipe": b""}, stat.S_IFIFO | 0o644),
+    ],
+)
+def test_hostile_zips(tmp_path: Path, members: dict[str, bytes], mode: int):
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    archive = make_zip(inside / "bad.zip", members, mode)
+    with pytest.raises(UserError, match="not unpacked"):
+        unpack(archive, inside / "out")
+    assert names(inside) == ["bad.zip"] and names(tmp_path) == ["inside"]
+
+
+def test_an_encrypted_zip(tmp_path: Path):
+    archive = make_zip(tmp_path / "a.zip", {"a": b"x"})
+    data = bytearray(archive.read_bytes())
+    data[6] |= 1  # flag in the local header
+    data[data.index(b"PK\1\2") + 8] |= 1  # and in the directory
+    archive.write_bytes(data)
+    with pytest.raises(UserError, match="is encrypted"):
+        unpack(archive, tmp_path / "out")
+
+
+def test_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(download, "MAX_RATIO_FREE", 1 << 20)
+    zeros = bytes(4 << 20)
+    for archive in (
+        make_tar(tmp_path / "bomb.tar.gz", [member("zeros", zeros)], "w:gz"),
+        make_zip(tmp_path / "bomb.zip", {"zeros": zeros}),
+    ):
+        with pytest.raises(UserError, match="more bytes than 100 times its own"):
+            unpack(archive, tmp_path / "out")
+    plain = make_tar(tmp_path / "plain.tar", [member("a", CONTENT)])
+    with pytest.raises(UserError, match="more bytes than expected"):
+        unpack(plain, tmp_path / "out", max_bytes=len(CONTENT) - 1)
+    unpack(plain, tmp_path / "enough", max_bytes=len(CONTENT))
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=download.SPARE_BYTES + 1000))
+        with pytest.raises(UserError, match="free some space"):
+            unpack(plain, tmp_path / "out")
+        packed = make_tar(tmp_path / "packed.tar.gz", [member("a", bytes(100_000))], "w:gz")
+        with pytest.raises(UserError, match="than the disk has free"):
+            unpack(packed, tmp_path / "out")
+    monkeypatch.setattr(download, "MAX_MEMBERS", 2)
+    many = make_tar(tmp_path / "many.tar", [member(str(i)) for i in range(3)])
+    with pytest.raises(UserError, match="more than 2 members"):
+        unpack(many, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tar.bz2", "tar.xz", "zip"])
+def test_cut_archives(tmp_path: Path, suffix: str):
+    archive = tmp_path / "cut.dat"
+    if suffix == "zip":
+        make_zip(archive, GOOD)
+    else:
+        make_tar(archive, [member(name, data) for name, data in GOOD.items()], "w:" + suffix.partition(".")[2])
+    whole = archive.read_bytes()
+    # A plain tar may lose the blocks behind its end mark; 512 is where a header ends and its content begins.
+    ends = [0, 1, 100, 512, 1000, 1024, 3000, len(whole) // 2, len(whole) * 3 // 4]
+    ends += [] if suffix == "tar" else [len(whole) - 9, len(whole) - 1]
+    for end in ends:
+        if end < (len(whole) if suffix != "tar" else 512 * 15):
+            archive.write_bytes(whole[:end])
+            with pytest.raises(UserError, match="broken or incomplete"):
+                unpack(archive, tmp_path / "out")
+    assert names(tmp_path) == ["cut.dat"]
+
+
+def test_damaged_bytes_are_found_where_the_format_has_checksums(tmp_path: Path):
+    for suffix in ("gz", "bz2", "xz"):
+        archive = make_tar(tmp_path / "a.tar", [member("a", CONTENT)], f"w:{suffix}")
+        data = bytearray(archive.read_bytes())
+        data[len(data) // 2] ^= 0xFF
+        archive.write_bytes(data)
+        with pytest.raises(UserError, match="broken or incomplete"):
+            unpack(archive, tmp_path / "out")
+    # A damaged header in the middle is not the end of the archive.
+    archive = make_tar(tmp_path / "b.tar", [member("a", b"x"), member("b", b"y")])
+    data = bytearray(archive.read_bytes())
+    data[1024 + 150] ^= 0xFF
+    archive.write_bytes(data)
+    with pytest.raises(UserError, match="broken or incomplete"):
+        unpack(archive, tmp_path / "out")
+
+
+def test_what_is_no_archive(tmp_path: Path):
+    for data in (b"", b"hello " * 1000, lzma.compress(b"hello"), b"PK nothing"):
+        (tmp_path / "a").write_bytes(data)
+        with pytest.raises(UserError, match="broken or incomplete"):
+            unpack(tmp_path / "a", tmp_path / "out")
+    with pytest.raises(UserError, match="No such file"):
+        unpack(tmp_path / "none", tmp_path / "out")
+
+
+def test_what_a_killed_run_left_goes(tmp_path: Path):
+    archive = make_tar(tmp_path / "a.tar", [member("a", b"x")])
+    left = tmp_path / ".a.tar.unpacking"
+    left.mkdir()
+    (left / "half").write_text("x")
+    with unpacked(archive, tmp_path) as tree:
+        assert names(tree) == ["a"]
+        with pytest.raises(UserError, match="another process"), unpacked(archive, tmp_path):
+            pass
+    assert names(tmp_path) == ["a.tar"]
