@@ -8,10 +8,12 @@
 
 set -euo pipefail
 
+unset CDPATH # with it, cd prints what it found, and takes other folders for this one
 # -P: bert_tf/scripts is a link to scripts, and both spellings mean the same tree.
 ROOT=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 readonly ROOT
 DRY_RUN=${DRY_RUN:-false}
+[[ $DRY_RUN != 1 ]] || DRY_RUN=true
 ARGS=()
 
 # Python finds this tree whatever the working directory, and takes nothing from that directory.
@@ -60,11 +62,58 @@ parse_common() {
     done
 }
 
-# Sets PYTHON_BERT: $BERT_PYTHON, else the interpreter of .venv/bert. A dry run needs neither to exist.
-find_bert_python() {
-    PYTHON_BERT=${BERT_PYTHON:-$ROOT/.venv/bert/bin/python}
-    if [[ $DRY_RUN != true ]] && ! command -v "$PYTHON_BERT" >/dev/null; then
-        [[ -z ${BERT_PYTHON:-} ]] || die "BERT_PYTHON=$BERT_PYTHON is not an executable"
-        die "$PYTHON_BERT does not exist: run 'bash scripts/setup.sh bert' first"
+# Set PYTHON_BERT or PYTHON_ASR: $BERT_PYTHON or $ASR_PYTHON, else the interpreter of .venv/bert or .venv/asr.
+# A dry run needs neither to exist.
+find_bert_python() { _find_python bert; }
+find_asr_python() { _find_python asr; }
+
+_find_python() {
+    local chosen=${1^^}_PYTHON found
+    found=${!chosen:-$ROOT/.venv/$1/bin/python}
+    if [[ $DRY_RUN != true ]] && ! command -v "$found" >/dev/null; then
+        [[ -z ${!chosen:-} ]] || die "$chosen=$found is not an executable"
+        die "$found does not exist: run 'bash scripts/setup.sh $1' first"
+    fi
+    printf -v "PYTHON_${1^^}" '%s' "$found"
+}
+
+# Where runs go when nothing else is said: /results as in the published container, else the tree's own folder.
+default_results() {
+    if [[ -d /results && -w /results ]]; then
+        printf '/results\n'
+    else
+        printf '%s/results\n' "$ROOT"
     fi
 }
+
+# The checks take names of variables, so that an error can say which word is wrong.
+require_positive_integers() {
+    local name
+    for name in "$@"; do
+        [[ ${!name} =~ ^[1-9][0-9]{0,9}$ ]] || die "$name must be a whole number above 0, not '${!name}'"
+    done
+}
+
+require_counts() {
+    local name
+    for name in "$@"; do
+        [[ ${!name} =~ ^(0|[1-9][0-9]{0,9})$ ]] || die "$name must be a whole number, not '${!name}'"
+    done
+}
+
+require_positive_numbers() {
+    local name number='^([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$'
+    for name in "$@"; do
+        [[ ${!name} =~ $number && ${!name%%[eE]*} == *[1-9]* ]] ||
+            die "$name must be a number above 0 such as 7.5e-4, not '${!name}'"
+    done
+}
+
+require_booleans() {
+    local name
+    for name in "$@"; do
+        [[ ${!name} == true || ${!name} == false ]] || die "$name must be true or false, not '${!name}'"
+    done
+}
+
+has_gpu() { nvidia-smi -L >/dev/null 2>&1; }

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Makes the Python environments of this tree from the pinned sets in docker/.
 #
-# usage: bash scripts/setup.sh [bert|asr|dev|all] [--cpu|--gpu] [--dry-run] [--help]
+# usage: bash scripts/setup.sh [bert|asr|dali|dev|all] [--cpu|--gpu] [--dry-run] [--help]
 #
 #   bert   .venv/bert: BERT in TensorFlow, the CPU or the GPU build by the machine
-#   asr    .venv/asr: the speech recipe (empty until that recipe is here)
-#   dev    .venv/dev: linters and peers; and .venv/bert with the test runner added
-#   all    all of these (default)
+#   asr    .venv/asr: speech recognition in PyTorch, one build for CPU and GPU
+#   dali   .venv/asr with DALI added, the loader behind DALI_DEVICE=cpu and gpu (Linux)
+#   dev    all of these with the test runner added, and .venv/dev: linters and peers
+#   all    the same as dev (default)
 #
-#   --cpu, --gpu   take that build; by default the GPU build where nvidia-smi answers
+#   --cpu, --gpu   take that build of BERT's framework; by default the GPU build where nvidia-smi answers
 #   PYTHON         environment variable: the interpreter to use, Python 3.11 to 3.13
 #                  (default: the first such of python3, python3.13, python3.12, python3.11)
 #
@@ -21,9 +22,9 @@ parse_common "$@"
 what=all build='' fresh=false
 for word in "${ARGS[@]}"; do
     case $word in
-        bert | asr | dev | all) what=$word ;;
+        bert | asr | dali | dev | all) what=$word ;;
         --cpu | --gpu) build=${word#--} ;;
-        *) die "unknown argument '$word': usage is setup.sh [bert|asr|dev|all] [--cpu|--gpu] [--dry-run] [--help]" ;;
+        *) die "unknown argument '$word': usage is setup.sh [bert|asr|dali|dev|all] [--cpu|--gpu] [--dry-run] [--help]" ;;
     esac
 done
 unset PYTHONPATH # only what is installed in an environment may satisfy its set
@@ -81,10 +82,16 @@ make_venv() {
     [[ $DRY_RUN == true ]] || printf '%s\n' "$VERSION $2 $venv" >"$venv/.venv.stamp"
 }
 
+# requirement_files SET: its file, and the sets that it starts from.
+requirement_files() {
+    printf 'requirements-%s.txt\n' "$1"
+    sed -n 's/^-r //p' "requirements-$1.txt"
+}
+
 # install NAME SET: docker/requirements-SET.txt into .venv/NAME, unless its stamp says that it is there.
 install() {
     local venv=$ROOT/.venv/$1 set=$2 key attempt log_file=$ROOT/.venv/$1-$2.log
-    key=$(cd "$ROOT/docker" && cat constraints.txt "requirements-${set%-*}.txt" "requirements-$set.txt" | sha256sum)
+    key=$(cd "$ROOT/docker" && requirement_files "$set" | xargs cat constraints.txt | sha256sum)
     if [[ $fresh == false && -f $venv/.$set.stamp && $(<"$venv/.$set.stamp") == "$key" ]]; then
         log ".venv/$1: $set set is in place"
         return
@@ -117,32 +124,36 @@ setup_bert() {
 }
 
 setup_asr() {
-    make_venv asr "$build"
+    make_venv asr common
     install asr asr
+}
+
+setup_dali() {
+    setup_asr
+    install asr dali
 }
 
 setup_dev() {
     setup_bert
     install bert test
+    setup_dali
+    install asr asr-test
     make_venv dev cpu
     install dev dev
 }
 
 if [[ -z $build ]]; then
     build=cpu
-    ! nvidia-smi -L >/dev/null 2>&1 || build=gpu
+    ! has_gpu || build=gpu
 fi
-mkdir -p "$ROOT/.venv"
-if command -v flock >/dev/null; then # two calls at once: the second waits, then finds the work done
+if [[ $DRY_RUN != true ]] && command -v flock >/dev/null; then # two calls at once: the second finds the work done
+    mkdir -p "$ROOT/.venv"
     exec 9>"$ROOT/.venv/.lock"
     flock 9
 fi
 case $what in
     bert) setup_bert ;;
     asr) setup_asr ;;
-    dev) setup_dev ;;
-    all)
-        setup_dev
-        setup_asr
-        ;;
+    dali) setup_dali ;;
+    dev | all) setup_dev ;;
 esac

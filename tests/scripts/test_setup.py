@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PIN = r'[\w.-]+(\[[\w-]+\])?==[\w.]+(; platform_machine [=!]= "x86_64")?'
+PIN = r'[\w.-]+(\[[\w-]+\])?==[\w.]+(; platform_(machine [=!]= "x86_64"|system == "Linux"))?'
 REQUIREMENTS = sorted((ROOT / "docker").glob("requirements-*.txt"))
 # Stands for the interpreter and for those in the environments it makes: notes its calls, and fails as told.
 PYTHON = r"""#!/usr/bin/env bash
@@ -65,7 +65,16 @@ class Tree:
 
 
 BERT = ["venv bert", "pip requirements-bert-cpu.txt"]
-DEV = [*BERT, "pip requirements-test.txt", "venv dev", "pip requirements-dev.txt"]
+ASR = ["venv asr", "pip requirements-asr.txt"]
+DALI = [*ASR, "pip requirements-dali.txt"]
+DEV = [
+    *BERT,
+    "pip requirements-test.txt",
+    *DALI,
+    "pip requirements-asr-test.txt",
+    "venv dev",
+    "pip requirements-dev.txt",
+]
 
 
 @pytest.fixture
@@ -74,7 +83,7 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def test_every_requirement_is_pinned():
-    assert len(REQUIREMENTS) == 6
+    assert len(REQUIREMENTS) == 8
     for path in [*REQUIREMENTS, ROOT / "docker" / "constraints.txt"]:
         for line in path.read_text(encoding="utf-8").splitlines():
             line = line.partition("#")[0].strip()
@@ -85,11 +94,11 @@ def test_every_requirement_is_pinned():
 def test_sets_and_idempotence(tree: Tree):
     first = tree.setup("all", "--cpu")
     assert first.returncode == 0, first.stderr
-    assert tree.calls() == [*DEV, "venv asr", "pip requirements-asr.txt"]
+    assert tree.calls() == DEV
     again = tree.setup("--cpu")  # all is the default
     assert again.returncode == 0 and tree.calls() == []
-    assert again.stdout.count("in place") == 4
-    for what in ("bert", "asr", "dev"):
+    assert again.stdout.count("in place") == 6
+    for what in ("bert", "asr", "dali", "dev"):
         assert tree.setup(what, "--cpu").returncode == 0
         assert tree.calls() == []
 
@@ -108,13 +117,29 @@ def test_the_machine_chooses_the_build(tree: Tree):
     assert tree.calls() == ["venv bert", "pip requirements-bert-gpu.txt"]
 
 
-def test_changed_requirements_are_installed(tree: Tree):
+def test_speech_has_one_build(tree: Tree):
+    assert tree.setup("asr", "--cpu").returncode == 0
+    assert tree.calls() == ASR
+    assert tree.setup("dali", "--gpu").returncode == 0
+    assert tree.calls() == DALI[-1:]
+
+
+@pytest.mark.parametrize(
+    "changed, installed",
+    [
+        ("bert", ["bert-cpu"]),
+        ("test", ["test", "asr-test"]),
+        ("asr-test", ["asr-test"]),
+    ],
+)
+def test_changed_requirements_are_installed(tree: Tree, changed: str, installed: list[str]):
+    """In the sets that name them, and in those that start from such a set."""
     tree.setup("dev", "--cpu")
     tree.calls()
-    with open(tree.root / "docker" / "requirements-bert.txt", "a", encoding="utf-8") as stream:
+    with open(tree.root / "docker" / f"requirements-{changed}.txt", "a", encoding="utf-8") as stream:
         stream.write("another==1.0\n")
     assert tree.setup("dev", "--cpu").returncode == 0
-    assert tree.calls() == ["pip requirements-bert-cpu.txt"]
+    assert tree.calls() == [f"pip requirements-{name}.txt" for name in installed]
 
 
 def test_an_interrupted_set_up_is_redone(tree: Tree):

@@ -1,0 +1,226 @@
+"""Data parallelism over processes: the only module that knows torch.distributed.
+
+torchrun starts the processes; each has its share of the batch, and DistributedDataParallel exchanges the gradients once
+an update. A single process runs the same code, with identities. Results exchanged beside gradients are numbers and
+JSON: nothing is pickled.
+"""
+
+import contextlib
+import datetime
+import json
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from runkit.errors import UserError
+
+# How long a process waits for the others before it gives up. Crashed peers are noticed at once (the connection
+# closes); this is for those that hang.
+TIMEOUT = datetime.timedelta(minutes=10)
+
+
+class Distributed:
+    """A single process: rank 0 of 1, and every exchange an identity."""
+
+    rank = 0  # of this process among all
+    size = 1  # number of processes
+
+    def __init__(self, device: torch.device):
+        self.device = device
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this process writes checkpoints and logs."""
+        return self.rank == 0
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model whose backward pass leaves the mean gradient of all processes."""
+        return model
+
+    def no_sync(self, wrapped: nn.Module) -> contextlib.AbstractContextManager:
+        """Inside, backward passes of a wrapped model add to this process's gradients without exchanging them."""
+        return contextlib.nullcontext()
+
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
+        """Element-wise sum over all processes, in place; the tensor is returned."""
+        return tensor
+
+    def average_buffers(self, model: nn.Module) -> None:
+        """Gives every process the mean of all processes' BatchNorm statistics.
+
+        Each process gathers its own while training. The mean is linear, so doing this now and then changes nothing but
+        that all processes evaluate and save the same model.
+        """
+
+    def broadcast_json(self, value: Any) -> Any:
+        """The root's value (plain JSON) on every process."""
+        return value
+
+    def gather_json(self, value: Any) -> list[Any] | None:
+        """The values of all processes (plain JSON) by rank, on the root; None elsewhere."""
+        return [value]
+
+    def barrier(self) -> None:
+        """Returns when every process has come here."""
+
+    def close(self) -> None:
+        """Leaves the group. To be called last, by every process that ends well."""
+
+
+class TorchDistributed(Distributed):
+    """Processes started by torchrun, all of which must make the same calls in the same order."""
+
+    def __init__(self, device: torch.device):
+        super().__init__(device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+            dist.init_process_group("nccl", timeout=TIMEOUT, device_id=device)
+        else:
+            dist.init_process_group("gloo", timeout=TIMEOUT)
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        # Without forward_sync_buffers a forward pass exchanges nothing, so that evaluation cannot wait for a process that
+        # has fewer batches; average_buffers does better when it matters.
+        devices = [self.device] if self.device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(
+            model, device_ids=devices, forward_sync_buffers=False, gradient_as_bucket_view=True
+        )
+
+    def no_sync(self, wrapped: nn.Module) -> contextlib.AbstractContextManager:
+        return wrapped.no_sync()
+
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
+        dist.all_reduce(tensor)
+        return tensor
+
+    @torch.no_grad()
+    def average_buffers(self, model: nn.Module) -> None:
+        buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+        if not buffers:
+            return
+        flat = self.all_reduce_sum(torch.cat([buffer.flatten() for buffer in buffers])) / self.size
+        for buffer, mean in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
+            buffer.copy_(mean.view_as(buffer))
+
+    def broadcast_json(self, value: Any) -> Any:
+        values = self._all_gather_text(json.dumps(value) if self.is_root else "null")
+        return json.loads(values[0])
+
+    def gather_json(self, value: Any) -> list[Any] | None:
+        values = self._all_gather_text(json.dumps(value))
+        return [json.loads(text) for text in values] if self.is_root else None
+
+    def _all_gather_text(self, text: str) -> list[str]:
+        """ASCII text of every process, by rank."""
+        own = torch.frombuffer(bytearray(text.encode("ascii")), dtype=torch.uint8).to(self.device)
+        lengths = torch.zeros(self.size, dtype=torch.int64, device=self.device)
+        lengths[self.rank] = len(own)
+        lengths = self.all_reduce_sum(lengths).tolist()
+        padded = torch.zeros(max(lengths), dtype=torch.uint8, device=self.device)
+        padded[: len(own)] = own
+        received = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(received, padded)
+        return [
+            data[:length].cpu().numpy().tobytes().decode("ascii")
+            for data, length in zip(received, lengths, strict=True)
+        ]
+
+    def barrier(self) -> None:
+        self.all_reduce_sum(torch.zeros(1, device=self.device)).item()
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+def launched() -> bool:
+    """Whether this is one of several processes."""
+    return int(os.environ.get("WORLD_SIZE", 1)) > 1
+
+
+def init(cpu: bool = False, local_rank: int | None = None) -> Distributed:
+    """Joins the processes of torchrun, or stays alone where it started none; takes a GPU where there is one.
+
+    cpu: leave GPUs alone. local_rank: of this process on its machine, default $LOCAL_RANK or 0. Raises UserError when
+    the machine has fewer GPUs than processes, or torchrun's variables are incomplete.
+    """
+    if local_rank is None:
+        local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    device = torch.device("cpu")
+    if torch.cuda.is_available() and not cpu:
+        if local_rank >= torch.cuda.device_count():
+            raise UserError(
+                f"process {local_rank} of this machine has no GPU: there are {torch.cuda.device_count()}; start as "
+                "many processes as there are GPUs (torchrun --nproc_per_node), or give --cpu"
+            )
+        device = torch.device("cuda", local_rank)
+    if not launched():
+        return Distributed(device)
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise UserError(
+            f"WORLD_SIZE is set but {', '.join(missing)} not: start the processes with torchrun, or unset WORLD_SIZE"
+        )
+    return TorchDistributed(device)
+
+
+# ------------------------------------------------------------------------------------ BatchNorm over all processes
+class SyncBatchNorm(nn.BatchNorm1d):
+    """BatchNorm whose statistics are those of the batches of all processes together. State as BatchNorm1d's.
+
+    In plain operations, so that it runs on the CPU, where torch.nn.SyncBatchNorm does not.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input [B,C,T] or [B,C]; B and T may differ between processes."""
+        if not (self.training and dist.is_initialized()):
+            return super().forward(input)
+        axes, shape = [0, *range(2, input.dim())], (1, -1) + (1,) * (input.dim() - 2)
+        values = input.float()
+        # C sums and, behind them, the number of elements of a channel
+        count = values.new_tensor([values.numel() / values.shape[1]])
+        sums = _AllReduceSum.apply(torch.cat([values.sum(axes), count]))
+        total, mean = sums[-1], sums[:-1] / sums[-1]
+        centred = values - mean.view(shape)
+        variance = _AllReduceSum.apply(centred.square().sum(axes)) / total
+        self._update_statistics(mean.detach(), variance.detach() * (total / (total - 1)).detach())
+        scale = (self.weight * (variance + self.eps).rsqrt()).view(shape)
+        return (centred * scale + self.bias.view(shape)).to(input.dtype)
+
+    @torch.no_grad()
+    def _update_statistics(self, mean: Tensor, variance: Tensor) -> None:
+        self.num_batches_tracked += 1
+        self.running_mean.lerp_(mean, self.momentum)
+        self.running_var.lerp_(variance, self.momentum)
+
+
+class _AllReduceSum(torch.autograd.Function):
+    """The sum over processes, and its gradient: the sum of the gradients."""
+
+    @staticmethod
+    def forward(ctx, tensor: Tensor) -> Tensor:
+        tensor = tensor.clone()
+        dist.all_reduce(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        grad = grad.clone()
+        dist.all_reduce(grad)
+        return grad
+
+
+def synchronise_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model with BatchNorm over all processes: PyTorch's fused one on GPUs, SyncBatchNorm on CPUs.
+
+    Parameters, buffers and state-dict names stay. Done before `Distributed.wrap`.
+    """
+    if device.type == "cuda":
+        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    for module in model.modules():
+        if type(module) is nn.BatchNorm1d:
+            module.__class__ = SyncBatchNorm  # same parameters and buffers; the forward pass alone differs
+    return model

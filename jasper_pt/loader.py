@@ -1,0 +1,453 @@
+"""From utterances to batches: order, reading, augmentation, features.
+
+    kept, report = filter_utterances(read_manifest(path, dataset_dir), config, train=True)
+    loader = TrainLoader(kept, config, batch_size=32, grad_accumulation=2, rank=0, world_size=8, seed=0)
+    for batch in loader.epoch(3, start_update=17): ...
+
+Which utterances make an update, and what augmentation does to each, follows from (seed, epoch) alone: not from the
+number of workers, nor from where a run was interrupted. An update's utterances are the same however batch_size *
+grad_accumulation * world_size is factored. Batches that processes work on at the same time are equally wide, so that
+BatchNorm over all of them sees what it would in one process.
+
+Worker threads decode, resample, trim and perturb waveforms (all of it outside Python's lock); features and masks are
+computed for whole batches on the training device.
+
+Legend: B utterances, N samples, T frames, F mel bins, U target length, M masks.
+"""
+
+import collections
+import math
+import os
+import string
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jasper_pt.audio import read_audio
+from jasper_pt.augment import draw_masks, mask_features, perturb, speed_factor, trim_silence, utterance_rng
+from jasper_pt.config import AudioConfig, Config, InputConfig
+from jasper_pt.features import LogMel
+from jasper_pt.manifest import Utterance
+from jasper_pt.text import Labels, decode, encode, frames_needed, normalize, normalize_any
+from runkit.errors import UserError
+
+PREFETCH_BATCHES = 2  # read ahead of the one in use
+NAMES_SHOWN = 20
+
+
+class AsrBatch(NamedTuple):
+    """The one thing between data and model. Tensors are on the loader's device."""
+
+    features: Tensor  # [B, F, T] float32, zeros past each length
+    feature_lengths: Tensor  # [B] int64, frames
+    targets: Tensor  # [B, U] int64, padded with 0
+    target_lengths: Tensor  # [B] int64
+    keys: list[str]
+    transcripts: list[str]  # normalised: what the targets spell
+    durations: list[float]  # s of audio read, before trimming and changes of speed
+    indices: list[int]  # places in the sequence of utterances the loader was given
+
+
+# ---------------------------------------------------------------------------------------------------- transcripts
+def transcript_rules(audio: AudioConfig, labels: Labels) -> Callable[..., str]:
+    """The function (text, labels, unknown=None) -> text that `normalize_transcripts` asks for with these labels.
+
+    Raises UserError where the English rules are asked for and the labels lack a letter of a to z.
+    """
+    letters = set(labels) - {" ", "'"}
+    if audio.normalize_transcripts == "english" and not letters.issuperset(string.ascii_lowercase):
+        raise UserError("normalize_transcripts: english is for labels a to z; for another alphabet set it to true")
+    if audio.normalize_transcripts == "english" or (
+        audio.normalize_transcripts and letters == set(string.ascii_lowercase)
+    ):
+        return normalize
+    return normalize_any if audio.normalize_transcripts else only_known
+
+
+def only_known(text: str, labels: Labels, unknown: Counter[str] | None = None) -> str:
+    """`text` without the characters that have no label, which are counted in `unknown`."""
+    return decode(encode(text, labels, unknown), labels)
+
+
+# ------------------------------------------------------------------------------------------------------ filtering
+class FilterReport(NamedTuple):
+    """What filter_utterances left out, by key."""
+
+    kept: int
+    kept_seconds: float
+    too_short: tuple[str, ...]
+    too_long: tuple[str, ...]
+    infeasible: tuple[tuple[str, int, int], ...]  # key, frames CTC needs, frames there are
+    beyond_max_utts: int
+    unknown: Counter[str]  # characters of the transcripts kept that have no label
+
+    def lines(self) -> list[str]:
+        """The report as lines for a log, at most NAMES_SHOWN names for each kind."""
+        lines = [f"{self.kept} utterances, {self.kept_seconds / 3600:.2f} h"]
+        needs = [f"{key} (needs {needed} frames, has {there})" for key, needed, there in self.infeasible]
+        for title, names in (
+            ("shorter than min_duration", self.too_short),
+            ("longer than max_duration", self.too_long),
+            ("with more text than CTC can align to their frames", needs),
+        ):
+            if names:
+                more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+                lines.append(f"{len(names)} left out, {title}: {', '.join(names[:NAMES_SHOWN])}{more}")
+        if self.beyond_max_utts:
+            lines.append(f"{self.beyond_max_utts} left out, beyond max_utts")
+        if self.unknown:
+            counts = ", ".join(f"{character!r} x {n}" for character, n in self.unknown.most_common(NAMES_SHOWN))
+            lines.append(f"{self.unknown.total()} characters without a label left out of transcripts: {counts}")
+        return lines
+
+
+def filter_utterances(
+    utterances: Sequence[Utterance], config: Config, *, train: bool, stride: int | None = None
+) -> tuple[list[Utterance], FilterReport]:
+    """The utterances to use, in order, and what was left out.
+
+    Left out are those outside min_duration..max_duration (by the manifest, before any change of speed), those after the
+    first max_utts, and for training those whose targets CTC cannot align: at least one output frame a label and one
+    between equal neighbours are needed. `stride` is feature frames an output frame (default: the encoder's). Raises
+    UserError when nothing is left.
+    """
+    inputs = _inputs(config, train)
+    audio, hop = inputs.audio, inputs.features.hop_length
+    stride = stride or math.prod(block.stride for block in config.encoder.blocks)
+    rules = transcript_rules(audio, config.labels)
+    kept, too_short, too_long, infeasible = [], [], [], []
+    unknown: Counter[str] = Counter()
+    beyond = 0
+    for utterance in utterances:
+        if utterance.duration < audio.min_duration:
+            too_short.append(utterance.key)
+            continue
+        if utterance.duration > audio.max_duration:
+            too_long.append(utterance.key)
+            continue
+        if audio.max_utts and len(kept) == audio.max_utts:
+            beyond += 1
+            continue
+        missing: Counter[str] = Counter()
+        needed = frames_needed(encode(rules(utterance.transcript, config.labels, missing), config.labels))
+        frames = -(-round(utterance.duration * audio.sample_rate) // hop)
+        if train and needed > -(-frames // stride):
+            infeasible.append((utterance.key, needed, -(-frames // stride)))
+            continue
+        unknown += missing
+        kept.append(utterance)
+    seconds = sum(utterance.duration for utterance in kept)
+    report = FilterReport(len(kept), seconds, tuple(too_short), tuple(too_long), tuple(infeasible), beyond, unknown)
+    if not kept:
+        raise UserError("\n".join([f"none of {len(utterances)} utterances is left", *report.lines()[1:]]))
+    return kept, report
+
+
+# ---------------------------------------------------------------------------------------------------------- reading
+class Example(NamedTuple):
+    """What a worker makes of one utterance."""
+
+    index: int
+    audio: np.ndarray  # [N] float32
+    duration: float  # s, as read
+    target: list[int]
+    transcript: str
+    masks: np.ndarray | None  # [M, 4], None in evaluation
+
+
+class Reader:
+    """Makes examples and batches of `utterances`, the same ones for an index (and epoch) whoever asks."""
+
+    def __init__(self, utterances: Sequence[Utterance], config: Config, train: bool, seed: int, device: Any):
+        self.utterances, self.labels, self.seed, self.device = utterances, config.labels, seed, torch.device(device)
+        inputs = _inputs(config, train)
+        self.audio, self.features = inputs.audio, inputs.features
+        self.rules = transcript_rules(self.audio, self.labels)
+        self.log_mel = LogMel(self.features).to(self.device)
+
+    def read(self, index: int, epoch: int | None) -> Example:
+        """Reads utterance `index`; without an epoch there is no augmentation. Raises UserError naming the file."""
+        utterance = self.utterances[index]
+        path, offset, seconds = self.part(utterance, epoch)
+        try:
+            audio = read_audio(path, self.audio.sample_rate, offset, seconds)
+        except Exception as error:
+            error.add_note(f"while reading {path}")
+            raise
+        duration = len(audio) / self.audio.sample_rate
+        if self.audio.trim_silence:
+            audio = trim_silence(audio)
+        if epoch is not None:
+            audio = perturb(audio, self.audio, self.features.dither, self.seed, epoch, utterance.key)
+        return Example(index, audio, duration, *self.target(utterance), self.masks(utterance, epoch))
+
+    def part(self, utterance: Utterance, epoch: int | None) -> tuple[os.PathLike, float, float | None]:
+        """File, offset and duration (s; None: to the end). For training one of the speeds made offline, if there are
+        any and the configuration does not ignore them."""
+        path, speed, seconds = utterance.audio_path, 1.0, utterance.duration
+        if epoch is not None and len(utterance.speeds) > 1 and not self.audio.ignore_offline_speed_perturbation:
+            choice = utterance_rng(self.seed, epoch, utterance.key, "copy").integers(len(utterance.speeds))
+            path, speed, seconds = utterance.speeds[choice]
+        return path, utterance.offset / speed, seconds or None
+
+    def seconds(self, epoch: int | None) -> np.ndarray:
+        """Durations [utterances] (s) that the examples of an epoch will have, before trimming."""
+        speed = None if epoch is None else self.audio.speed_perturbation
+        return np.array(
+            [
+                (self.part(utterance, epoch)[2] or 0.0) / speed_factor(speed, self.seed, epoch, utterance.key)
+                for utterance in self.utterances
+            ]
+        )
+
+    def target(self, utterance: Utterance) -> tuple[list[int], str]:
+        """Labels and the normalised transcript they spell."""
+        transcript = self.rules(utterance.transcript, self.labels)
+        return encode(transcript, self.labels), transcript
+
+    def masks(self, utterance: Utterance, epoch: int | None) -> np.ndarray | None:
+        if epoch is None:
+            return None
+        return draw_masks(self.features, utterance_rng(self.seed, epoch, utterance.key, "masks"))
+
+    def batch(self, examples: Sequence[Example], width: int = 0) -> AsrBatch:
+        """Features of the examples, on the device; at least `width` frames wide."""
+        audio, lengths = pad([example.audio for example in examples])
+        features, feature_lengths = self.log_mel(self.to_device(audio), self.to_device(lengths))
+        return self.finish(examples, features, feature_lengths, width)
+
+    def finish(self, examples: Sequence[Example], features: Tensor, feature_lengths: Tensor, width: int) -> AsrBatch:
+        """Widens the features [B, F, T], masks them in training, and puts the rest of the batch beside them."""
+        features = torch.nn.functional.pad(features, (0, max(width - features.shape[2], 0)))
+        if examples[0].masks is not None:
+            draws = self.to_device(np.stack([example.masks for example in examples]))
+            features = mask_features(features, feature_lengths, draws, self.features)
+        targets, target_lengths = pad([np.asarray(example.target, np.int64) for example in examples])
+        return AsrBatch(
+            features,
+            feature_lengths,
+            self.to_device(targets),
+            self.to_device(target_lengths),
+            [self.utterances[example.index].key for example in examples],
+            [example.transcript for example in examples],
+            [example.duration for example in examples],
+            [example.index for example in examples],
+        )
+
+    def to_device(self, array: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(array)
+        if self.device.type == "cuda":  # from pinned memory the copy does not stop the host
+            return tensor.pin_memory().to(self.device, non_blocking=True)
+        return tensor
+
+
+def pad(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows [n_i] -> one array [B, max n_i], zeros behind each; lengths [B] int64."""
+    lengths = np.array([len(row) for row in rows], np.int64)
+    padded = np.zeros((len(rows), lengths.max()), rows[0].dtype)
+    for i, row in enumerate(rows):
+        padded[i, : len(row)] = row
+    return padded, lengths
+
+
+def in_order(batches: Iterable[Sequence[Any]], function: Callable[[Any], Any], num_workers: int) -> Iterator[list[Any]]:
+    """Yields [function(item) for item in batch] for each batch, computed ahead in `num_workers` threads (0: here).
+
+    An exception appears where its batch is due. Threads end with the iterator, early or not.
+    """
+    if num_workers == 0:
+        yield from ([function(item) for item in batch] for batch in batches)
+        return
+    pool = ThreadPoolExecutor(num_workers, thread_name_prefix="audio")
+    pending: collections.deque[list] = collections.deque()
+    try:
+        for batch in batches:
+            pending.append([pool.submit(function, item) for item in batch])
+            # Small batches are read further ahead, so that all workers have something to do.
+            if len(pending) > max(PREFETCH_BATCHES, -(-2 * num_workers // len(batch))):
+                yield [future.result() for future in pending.popleft()]
+        while pending:
+            yield [future.result() for future in pending.popleft()]
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def default_workers() -> int:
+    """Threads for one process: its share of the machine's cores, at most 8."""
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # set by torchrun
+    return max(1, min(8, len(os.sched_getaffinity(0)) // processes))
+
+
+# ---------------------------------------------------------------------------------------------------------- loaders
+class TrainLoader:
+    """Augmented batches of whole epochs.
+
+    Each epoch is a new random order. Utterances of similar duration (that of this epoch, after its change of speed)
+    stand together: durations blurred by a random factor in 1 +- length_jitter are sorted and cut into updates of
+    batch_size * grad_accumulation * world_size, and the updates are shuffled (with `sort_by_duration` they stay sorted,
+    exactly). A large length_jitter gives updates of mixed lengths. Within an update the batches are consecutive parts
+    by duration. As many utterances as do not fill an update, others each time, are left out of the epoch (`left_out`).
+
+    Raises UserError when there are fewer utterances than one update takes.
+    """
+
+    def __init__(
+        self,
+        utterances: Sequence[Utterance],
+        config: Config,
+        batch_size: int,
+        grad_accumulation: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
+        seed: int = 0,
+        num_workers: int | None = None,
+        *,
+        device: str | torch.device = "cpu",
+        length_jitter: float = 0.1,
+    ):
+        update_size = batch_size * grad_accumulation * world_size
+        if update_size < 1 or not 0 <= rank < world_size:
+            raise UserError(
+                f"batch size {batch_size}, accumulation {grad_accumulation} and rank {rank} of {world_size} are no plan"
+            )
+        if seed < 0:
+            raise UserError(f"seed {seed} must not be negative")
+        if len(utterances) < update_size:
+            raise UserError(
+                f"{len(utterances)} training utterances are fewer than one update takes: batch size {batch_size} x "
+                f"accumulation {grad_accumulation} x processes {world_size} = {update_size}; lower one of them"
+            )
+        self.batch_size, self.grad_accumulation = batch_size, grad_accumulation
+        self.rank, self.world_size, self.seed, self.length_jitter = rank, world_size, seed, length_jitter
+        self.num_workers = default_workers() if num_workers is None else num_workers
+        self.updates_per_epoch, self.left_out = divmod(len(utterances), update_size)
+        self.reader = self._reader(utterances, config, True, seed, device)
+
+    def epoch(self, epoch: int, start_update: int = 0) -> Iterator[AsrBatch]:
+        """This process's batches of an epoch, grad_accumulation an update, from update `start_update` (0-based) on."""
+        if not 0 <= start_update <= self.updates_per_epoch:
+            raise ValueError(f"start_update {start_update} is not in 0..{self.updates_per_epoch}")
+        plan, widths = self.plan(epoch)
+        batches = plan[start_update:].reshape(-1, self.batch_size)
+        return self._batches(batches.tolist(), widths[start_update:].flatten().tolist(), epoch)
+
+    def plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Indices of utterances [updates, grad_accumulation, batch_size] for this process, and the width (frames)
+        [updates, grad_accumulation] that each batch has at least, the same for all processes."""
+        seconds = self.reader.seconds(epoch)
+        shape = (self.updates_per_epoch, self.grad_accumulation, self.world_size, self.batch_size)
+        plan = self.global_plan(seconds, epoch).reshape(shape)
+        # Resampling may round up by a sample.
+        samples = np.ceil(seconds[plan].max(axis=(2, 3)) * self.reader.audio.sample_rate).astype(int) + 1
+        align = self.reader.features.pad_align
+        widths = -(-self.reader.log_mel.num_frames(samples) // align) * align
+        # Back and forth, so that every process gets its share of long batches.
+        steps = np.arange(self.grad_accumulation)
+        return plan[:, steps, np.where(steps % 2 == 0, self.rank, self.world_size - 1 - self.rank)], widths
+
+    def global_plan(self, seconds: np.ndarray, epoch: int) -> np.ndarray:
+        """Indices [updates, utterances of an update] for all processes, each update sorted by duration."""
+        rng = np.random.default_rng([self.seed, epoch])
+        update_size = self.batch_size * self.grad_accumulation * self.world_size
+        chosen = rng.permutation(len(seconds))[: self.updates_per_epoch * update_size]
+        in_length_order = self.reader.audio.sort_by_duration
+        jitter = 0.0 if in_length_order else self.length_jitter
+        blurred = seconds[chosen] * (1 + jitter * rng.uniform(-1, 1, len(chosen)))
+        updates = chosen[np.argsort(blurred, kind="stable")].reshape(-1, update_size)
+        if not in_length_order:
+            rng.shuffle(updates)
+        return np.take_along_axis(updates, np.argsort(seconds[updates], axis=1, kind="stable"), 1)
+
+    def _reader(self, *args) -> Reader:
+        return Reader(*args)
+
+    def _batches(self, plan: list[list[int]], widths: list[int], epoch: int) -> Iterator[AsrBatch]:
+        examples = in_order(plan, partial(self.reader.read, epoch=epoch), self.num_workers)
+        yield from map(self.reader.batch, examples, widths)
+
+
+class EvalLoader:
+    """Every utterance once, over all processes together, without augmentation; the longest first.
+
+    Batches hold batch_size utterances, fewer where max_batch_seconds (B times the longest, padding included) would be
+    exceeded, but at least one. A process may have one batch less than another, or none. `AsrBatch.indices` tells where
+    results belong.
+
+    on_error: called with utterance and error for a file that cannot be read, which is then left out of its batch; by
+    default the error is raised.
+    """
+
+    def __init__(
+        self,
+        utterances: Sequence[Utterance],
+        config: Config,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        num_workers: int | None = None,
+        *,
+        device: str | torch.device = "cpu",
+        max_batch_seconds: float = math.inf,
+        on_error: Callable[[Utterance, UserError], None] | None = None,
+    ):
+        if batch_size < 1 or not 0 <= rank < world_size or max_batch_seconds <= 0:
+            raise UserError(
+                f"batch size {batch_size}, rank {rank} of {world_size} and {max_batch_seconds} s a batch are no plan"
+            )
+        durations = [utterance.duration for utterance in utterances]
+        self.plan = eval_plan(durations, batch_size, max_batch_seconds)[rank::world_size]
+        self.num_workers = default_workers() if num_workers is None else num_workers
+        self.on_error = on_error
+        self.reader = self._reader(utterances, config, False, 0, device)
+
+    def _reader(self, *args) -> Reader:
+        return Reader(*args)
+
+    def __len__(self) -> int:
+        """Batches of this process."""
+        return len(self.plan)
+
+    def __iter__(self) -> Iterator[AsrBatch]:
+        for results in in_order(self.plan, self._read, self.num_workers):
+            examples = []
+            for index, result in results:
+                if isinstance(result, Example):
+                    examples.append(result)
+                elif self.on_error:
+                    self.on_error(self.reader.utterances[index], result)
+                else:
+                    raise result
+            if examples:
+                yield self.reader.batch(examples)
+
+    def _read(self, index: int) -> tuple[int, Example | UserError]:
+        try:
+            return index, self.reader.read(index, epoch=None)
+        except UserError as error:
+            return index, error
+
+
+def eval_plan(durations: Sequence[float], batch_size: int, max_batch_seconds: float = math.inf) -> list[list[int]]:
+    """Indices of all utterances in batches, the longest first."""
+    order = sorted(range(len(durations)), key=lambda index: -durations[index])
+    batches: list[list[int]] = []
+    done = 0
+    while done < len(order):
+        longest = max(durations[order[done]], 1e-9)
+        size = max(1, int(min(batch_size, max_batch_seconds / longest)))
+        batches.append(order[done : done + size])
+        done += size
+    return batches
+
+
+def _inputs(config: Config, train: bool) -> InputConfig:
+    """`input_train` or `input_val`. Raises UserError where a model imported for inference has no input_train."""
+    if train and config.input_train is None:
+        raise UserError("the configuration has no section input_train, which training needs")
+    return config.input_train if train else config.input_val
