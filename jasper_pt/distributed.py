@@ -7,6 +7,7 @@ JSON: nothing is pickled.
 
 import contextlib
 import datetime
+import gc
 import json
 import os
 from typing import Any
@@ -67,7 +68,7 @@ class Distributed:
         """Returns when every process has come here."""
 
     def close(self) -> None:
-        """Leaves the group. To be called last, by every process that ends well."""
+        """Leaves the group. To be called last, by every process that ends well, when wrapped models are out of use."""
 
 
 class TorchDistributed(Distributed):
@@ -83,8 +84,8 @@ class TorchDistributed(Distributed):
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        # Without forward_sync_buffers a forward pass exchanges nothing, so that evaluation cannot wait for a process that
-        # has fewer batches; average_buffers does better when it matters.
+        # Without forward_sync_buffers a forward pass exchanges nothing, so that evaluation cannot wait for a process
+        # that has fewer batches; average_buffers does better when it matters.
         devices = [self.device] if self.device.type == "cuda" else None
         return nn.parallel.DistributedDataParallel(
             model, device_ids=devices, forward_sync_buffers=False, gradient_as_bucket_view=True
@@ -133,6 +134,10 @@ class TorchDistributed(Distributed):
         self.all_reduce_sum(torch.zeros(1, device=self.device)).item()
 
     def close(self) -> None:
+        # A wrapped model still alive (it is part of reference cycles) would keep the group's threads running into the
+        # interpreter's exit, which now and then aborts the process.
+        self.barrier()
+        gc.collect()
         dist.destroy_process_group()
 
 

@@ -222,9 +222,11 @@ def main(argv: list[str] | None = None) -> int:
     with StopSignals() as signals:
         training.run(signals)
     training.finish()
+    stopped = training.stopped
     log.close()
+    del step, training  # the wrapped model with them
     group.close()
-    return 128 + training.stopped if training.stopped else 0
+    return 128 + stopped if stopped else 0
 
 
 # ------------------------------------------------------------------------------------------------- the loop

@@ -62,7 +62,7 @@ quickstart_bert() {
 }
 
 quickstart_asr() {
-    local results=$ROOT/results/quickstart_asr epochs=20 checkpoint weights files text
+    local results=$ROOT/results/quickstart_asr epochs=24 checkpoint weights files text
     if [[ -z ${ASR_PYTHON:-} ]]; then
         stage "environment"
         bash "$here/setup.sh" asr
