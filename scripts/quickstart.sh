@@ -62,7 +62,7 @@ quickstart_bert() {
 }
 
 quickstart_asr() {
-    local results=$ROOT/results/quickstart_asr epochs=24 checkpoint weights files text
+    local results=$ROOT/results/quickstart_asr epochs=24 amp=true checkpoint weights files text
     if [[ -z ${ASR_PYTHON:-} ]]; then
         stage "environment"
         bash "$here/setup.sh" asr
@@ -70,15 +70,21 @@ quickstart_asr() {
     find_asr_python
     unset TRAIN_MANIFESTS VAL_MANIFESTS CHECKPOINT LOG_FILE BATCH_SIZE MAX_DURATION PAD_TO_MAX_DURATION PAD_LEADING \
         EPOCHS_THIS_JOB PRE_ALLOCATE DISTRIBUTED NUM_STEPS
+    export NUM_GPUS=1 DALI_DEVICE=none
+    read_device 1 none
+    export CPU
+    # CPUs without bf16 arithmetic compute it slower than fp32.
+    [[ $CPU == false ]] || grep -qsE 'amx_bf16|avx512_bf16' /proc/cpuinfo || amp=false
 
     stage "speech"
     run "$PYTHON_ASR" -m data.embedded_speech --output_dir "$CORPUS"
 
     stage "training"
     run rm -rf "$results"
-    NUM_GPUS=1 GPU_BATCH_SIZE=16 GRAD_ACCUMULATION=1 AMP=true OPTIMIZER=adamw LEARNING_RATE=0.003 WEIGHT_DECAY=0.01 \
+    GPU_BATCH_SIZE=16 GRAD_ACCUMULATION=1 AMP=$amp OPTIMIZER=adamw LEARNING_RATE=0.003 WEIGHT_DECAY=0.01 \
         LR_POLICY=cosine WARMUP_EPOCHS=1 HOLD_EPOCHS=0 EPOCHS=$epochs EMA=0.99 SEED=0 SAVE_FREQUENCY=10 \
         EVAL_FREQUENCY=625 PREDICTION_FREQUENCY=625 \
+        TRAIN_MANIFESTS=librispeech-train-wav.json VAL_MANIFESTS=librispeech-dev-wav.json \
         bash "$here/train.sh" "$CORPUS" quartznet_quickstart "$results/training" --log_frequency 125
     checkpoint=$results/training/QuartzNet_epoch${epochs}_checkpoint.pt
 

@@ -56,6 +56,7 @@ if [[ -n ${BATCH_SIZE:-} ]]; then
         die "BATCH_SIZE=$BATCH_SIZE is not divisible by $GRAD_ACCUMULATION accumulation steps"
     GPU_BATCH_SIZE=$((BATCH_SIZE / GRAD_ACCUMULATION))
 fi
+own_schedule=${LEARNING_RATE:+${EPOCHS:-}} # both are given
 GPU_BATCH_SIZE=${GPU_BATCH_SIZE:-$batch_size}
 AMP=${AMP:-false} CUDNN_BENCHMARK=${CUDNN_BENCHMARK:-true} RESUME=${RESUME:-true}
 OPTIMIZER=${OPTIMIZER:-$optimizer} LEARNING_RATE=${LEARNING_RATE:-0.01} MIN_LEARNING_RATE=${MIN_LEARNING_RATE:-1e-5}
@@ -103,6 +104,6 @@ if [[ $CUDNN_BENCHMARK == true ]]; then flags+=(--cudnn_benchmark); else flags+=
 global_batch=$((GPU_BATCH_SIZE * GRAD_ACCUMULATION * NUM_GPUS))
 log "$FAMILY: global batch $global_batch utterances" \
     "($GPU_BATCH_SIZE utterances x $GRAD_ACCUMULATION accumulation steps x $NUM_GPUS processes)"
-((global_batch == published_batch)) ||
+[[ $global_batch == "$published_batch" || -n $own_schedule ]] ||
     log "note: rates and epochs are published for a global batch of $published_batch"
 start jasper_pt.run_training "${flags[@]}"

@@ -1,10 +1,13 @@
 """fast.py: the same results as the model, in fp32 and bf16."""
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -12,6 +15,8 @@ from small_models import BLOCKS, NAMES, VARIANTS, load_truth, small_config, undo
 
 from jasper_pt.fast import FastModel, fold_batch_norm
 from runkit.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -96,3 +101,20 @@ def test_folding_is_exact_in_float64():
 def test_other_precisions_are_refused():
     with pytest.raises(UserError, match="precision 'fp16' is not available on CPUs; choose fp32 or bf16"):
         FastModel(warmed(small_config(BLOCKS)), "fp16")
+
+
+def test_the_benchmark_writes_its_rows(tmp_path):
+    small = tmp_path / "small.yaml"
+    small.write_text(yaml.safe_dump(small_config(BLOCKS).to_dict()), encoding="utf-8")
+    command = [sys.executable, ROOT / "benchmarks" / "asr_cpu.py", "--model", small, "--out", tmp_path / "out.json"]
+    options = "--batch 1 --seconds 0.64 --rounds 1 --turn 0 --latency 0.3 --threads 1".split()
+    subprocess.run([*command, *options], check=True, capture_output=True)
+    result = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    assert [row["task"] for row in result["rows"]] == ["inference"] * 4 + ["training"] * 4 + ["inference 1 x 0.3 s"] * 4
+    assert {(row["contestant"], row["precision"]) for row in result["rows"]} == {
+        (side, precision) for side in ("plain", "ours") for precision in ("fp32", "bf16")
+    }
+    for row in result["rows"]:
+        assert row["audio_seconds_per_second"] > 0 and row["times_plain"] > 0
+        if (row["contestant"], row["precision"]) == ("ours", "fp32"):
+            assert row["difference"] < 1e-3  # identical weights

@@ -220,7 +220,9 @@ def test_batch_size_is_shared_by_the_accumulation_steps():
 
 def test_another_global_batch_is_noted():
     assert "published for a global batch of 1152" in dry("train.sh", NUM_GPUS=1).stdout
+    assert "published for" in dry("train.sh", NUM_GPUS=1, EPOCHS=9).stdout
     assert "note: rates" not in dry("train.sh", NUM_GPUS=1, GRAD_ACCUMULATION=16).stdout
+    assert "note: rates" not in dry("train.sh", NUM_GPUS=1, EPOCHS=9, LEARNING_RATE=1e-3).stdout
 
 
 @pytest.mark.parametrize(
