@@ -12,7 +12,7 @@ import argparse
 import csv
 import io
 import re
-import warnings
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,7 +81,7 @@ def read_results(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def read_runs(folder: Path, name: re.Pattern, read: Callable[[Path, re.Match], Any]) -> list[Any]:
-    """The finished runs whose logs in `folder` have this name; others are named in a warning.
+    """The finished runs whose logs in `folder` have this name; others are named on stderr.
 
     Raises UserError where there is none.
     """
@@ -91,7 +91,7 @@ def read_runs(folder: Path, name: re.Pattern, read: Callable[[Path, re.Match], A
         try:
             runs.append(read(path, match))
         except KeyError as error:
-            warnings.warn(f"{path}: no {error.args[0]}: the run did not finish, and is left out", stacklevel=2)
+            print(f"warning: {path}: no {error.args[0]}: the run did not finish, and is left out", file=sys.stderr)
     if not runs:
         kind = name.pattern[: len("perf-train")]
         raise UserError(f"{folder}: there is no finished run among its {len(matches)} logs {kind}_*.json")

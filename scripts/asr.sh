@@ -201,7 +201,7 @@ read_benchmark_folders() {
 
 # note_failure STATUS NAME: goes on with the next run, save after an interruption; stop_if_failed tells at the end.
 note_failure() {
-    (($1 < 128)) || exit "$1"
+    (($1 != 130 && $1 != 143)) || exit "$1" # Ctrl-C, SIGTERM
     failed+=("$2")
 }
 
