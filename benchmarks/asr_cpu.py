@@ -23,6 +23,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import jasper_pt  # noqa: F401  before torch, which reads the settings made there
+
+# isort: split
 import torch
 
 from jasper_pt.config import load_config
