@@ -166,6 +166,7 @@ def main() -> None:
     out = options.out or RESULTS / f"asr_cpu_{options.model}.json"
     settings = {key: getattr(options, key) for key in ("model", "batch", "seconds", "latency", "rounds", "threads")}
     result = {"settings": settings, "machine": machine.describe(["torch"]), "load_averages": load, "rows": rows}
+    out.parent.mkdir(parents=True, exist_ok=True)
     write_json(out, result)
     print(f"written: {out}")
 

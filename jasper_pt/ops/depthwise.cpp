@@ -1,9 +1,9 @@
 // Depthwise 1-D convolution of channels-last tensors [B, T, C]: forward, and the gradient of the filters.
 //
-// One task is one utterance and LANES channels (a vector). Their column of the input is first copied to a contiguous
-// float32 buffer, zeros for padding around it: the column itself has a row of C values between frames, which falls on few
-// cache sets. Then TILE outputs at a time are accumulated in registers over all taps, each tap one load and one FMA an
-// output. Products and sums are float32; tensors are float32 or bfloat16.
+// One task is one utterance and a few vectors of LANES channels. Each vector's column of the input is first copied to
+// a contiguous float32 buffer, zeros for padding around it: in the tensor there is a row of C values between frames,
+// which falls on few cache sets. Then TILE outputs at a time are accumulated in registers over all taps, each tap one
+// load and one FMA an output. Products and sums are float32; tensors are float32 or bfloat16.
 //
 // The gradient of the input is a forward convolution with reversed filters (stride 1). The gradient of the filters is
 // the same correlation with the roles changed: it slides the output's gradient over the input.
@@ -54,30 +54,38 @@ void store(bfloat16* target, Vector value) {  // rounds to the nearest, ties to 
   std::memcpy(target, &halves, sizeof halves);
 }
 
-// Frames [0, count) of one column of `lanes` channels into a buffer; missing lanes are zero.
+// A vector of fewer than LANES channels, filled up with zeros.
 template <class T>
-void read_column(const T* column, long row, int count, int lanes, Vector* buffer) {
-  for (int t = 0; t < count; t++) {
-    if (lanes == LANES) {
-      buffer[t] = load(column + t * row);
-    } else {
-      T values[LANES] = {};
-      std::memcpy(values, column + t * row, lanes * sizeof(T));
-      buffer[t] = load(values);
-    }
+Vector load_part(const T* source, int lanes) {
+  T values[LANES] = {};
+  std::memcpy(values, source, lanes * sizeof(T));
+  return load(values);
+}
+
+template <class T>
+void store_part(T* target, Vector value, int lanes) {
+  T values[LANES];
+  store(values, value);
+  std::memcpy(target, values, lanes * sizeof(T));
+}
+
+// `count` frames of a column of `channels` channels, in rows `row` apart, into one buffer for each vector of channels;
+// the buffers are `size` vectors apart. Several vectors at a time, so that whole cache lines are used.
+template <class T>
+void read_column(const T* column, long row, int count, int channels, Vector* buffer, long size) {
+  const int whole = channels / LANES, rest = channels % LANES;
+  for (int t = 0; t < count; t++, column += row) {
+    for (int v = 0; v < whole; v++) buffer[v * size + t] = load(column + v * LANES);
+    if (rest) buffer[whole * size + t] = load_part(column + whole * LANES, rest);
   }
 }
 
 template <class T>
-void write_column(const Vector* buffer, int count, int lanes, T* column, long row) {
-  for (int t = 0; t < count; t++) {
-    if (lanes == LANES) {
-      store(column + t * row, buffer[t]);
-    } else {
-      T values[LANES];
-      store(values, buffer[t]);
-      std::memcpy(column + t * row, values, lanes * sizeof(T));
-    }
+void write_column(const Vector* buffer, long size, int count, int channels, T* column, long row) {
+  const int whole = channels / LANES, rest = channels % LANES;
+  for (int t = 0; t < count; t++, column += row) {
+    for (int v = 0; v < whole; v++) store(column + v * LANES, buffer[v * size + t]);
+    if (rest) store_part(column + whole * LANES, buffer[whole * size + t], rest);
   }
 }
 
@@ -151,21 +159,33 @@ struct Shape {
 
   int valid(long b) const { return lengths ? lengths[b] : frames; }
   int out_valid(long b) const { return out_lengths ? out_lengths[b] : out_frames; }
-  long blocks() const { return (channels + LANES - 1) / LANES; }
-  int lanes(long channel) const { return static_cast<int>(std::min<long>(LANES, channels - channel)); }
 };
 
-// The padded column of one utterance: `padding` zeros, its valid frames, zeros to the end of the buffer.
-template <class T>
-void read_padded(const T* x, const Shape& s, long b, long channel, Vector* buffer, long size) {
-  const int valid = s.valid(b);
-  Vector* const begin = buffer + s.padding;
-  std::memset(buffer, 0, s.padding * sizeof(Vector));
-  read_column(x + b * s.frames * s.channels + channel, s.channels, valid, s.lanes(channel), begin);
-  std::memset(begin + valid, 0, (size - s.padding - valid) * sizeof(Vector));
-}
-
 int round_up(int count, int tile) { return (count + tile - 1) / tile * tile; }
+
+// The channels of one task: some vectors, for whole cache lines, while there are several tasks for each thread.
+struct Columns {
+  int width;   // channels
+  long count;  // columns
+  Columns(int most_vectors, long channels, long batch, int threads) {
+    width = most_vectors * LANES;
+    while (width > LANES && batch * channels < 3L * threads * width) width /= 2;
+    count = (channels + width - 1) / width;
+  }
+  int channels(long column, long all) const { return static_cast<int>(std::min<long>(width, all - column * width)); }
+  int vectors() const { return width / LANES; }
+};
+
+// A padded column of one utterance: `padding` zeros, its valid frames, zeros to the end of each buffer.
+template <class T>
+void read_padded(const T* x, const Shape& s, long b, long channel, int channels, Vector* buffer, long size) {
+  const int valid = s.valid(b);
+  for (int v = 0; v * LANES < channels; v++) {
+    std::memset(buffer + v * size, 0, s.padding * sizeof(Vector));
+    std::memset(buffer + v * size + s.padding + valid, 0, (size - s.padding - valid) * sizeof(Vector));
+  }
+  read_column(x + b * s.frames * s.channels + channel, s.channels, valid, channels, buffer + s.padding, size);
+}
 
 template <class T>
 void forward(const T* x, const float* weight, T* y, const Shape& s, int threads) {
@@ -174,23 +194,29 @@ void forward(const T* x, const float* weight, T* y, const Shape& s, int threads)
   const int outputs = round_up(s.out_frames, tile);
   const long reach = static_cast<long>(outputs - 1) * s.stride + static_cast<long>(s.taps - 1) * s.dilation + 1;
   const long inputs = std::max<long>(s.padding + s.frames, reach);
+  const Columns columns(4, s.channels, s.batch, threads);  // more vectors leave the second-level cache
 #pragma omp parallel num_threads(threads)
   {
-    Buffer in(inputs), filter(s.taps), out(outputs);
+    Buffer in(inputs * columns.vectors()), filter(s.taps), out(outputs * columns.vectors());
 #pragma omp for schedule(static)
-    for (long task = 0; task < s.batch * s.blocks(); task++) {
-      const long b = task / s.blocks(), channel = task % s.blocks() * LANES;
-      const int lanes = s.lanes(channel), valid = s.out_valid(b);
-      read_padded(x, s, b, channel, in.data(), inputs);
-      for (int k = 0; k < s.taps; k++) {
-        float values[LANES] = {};
-        for (int lane = 0; lane < lanes; lane++) values[lane] = weight[(channel + lane) * s.taps + k];
-        filter.data()[k] = load(values);
+    for (long task = 0; task < s.batch * columns.count; task++) {
+      const long b = task / columns.count, column = task % columns.count, channel = column * columns.width;
+      const int channels = columns.channels(column, s.channels), valid = s.out_valid(b);
+      read_padded(x, s, b, channel, channels, in.data(), inputs);
+      for (int v = 0; v * LANES < channels; v++) {
+        const int lanes = std::min(LANES, channels - v * LANES);
+        for (int k = 0; k < s.taps; k++) {
+          float values[LANES] = {};
+          for (int lane = 0; lane < lanes; lane++) values[lane] = weight[(channel + v * LANES + lane) * s.taps + k];
+          filter.data()[k] = load(values);
+        }
+        Vector* const sums = out.data() + v * outputs;
+        std::memset(sums, 0, outputs * sizeof(Vector));
+        accumulate(in.data() + v * inputs, filter.data(), s.taps, s.dilation, s.stride, valid, sums);
+        std::memset(sums + valid, 0, (outputs - valid) * sizeof(Vector));
       }
-      std::memset(out.data(), 0, outputs * sizeof(Vector));
-      accumulate(in.data(), filter.data(), s.taps, s.dilation, s.stride, valid, out.data());
-      std::memset(out.data() + valid, 0, (outputs - valid) * sizeof(Vector));
-      write_column(out.data(), s.out_frames, lanes, y + b * s.out_frames * s.channels + channel, s.channels);
+      T* const first = y + b * s.out_frames * s.channels + channel;
+      write_column(out.data(), outputs, s.out_frames, channels, first, s.channels);
     }
   }
 }
@@ -202,24 +228,30 @@ void weight_gradient(const T* x, const T* grad, float* grad_weight, const Shape&
   const int outputs = round_up(s.taps, tile);
   const long reach = static_cast<long>(outputs - 1) * s.dilation + static_cast<long>(s.out_frames - 1) * s.stride + 1;
   const long inputs = std::max<long>(s.padding + s.frames, reach);
+  const Columns columns(2, s.channels, 1, threads);
 #pragma omp parallel num_threads(threads)
   {
-    Buffer in(inputs), filter(s.out_frames), out(outputs);
+    const int vectors = columns.vectors();
+    Buffer in(inputs * vectors), filter(static_cast<long>(s.out_frames) * vectors), out(outputs * vectors);
 #pragma omp for schedule(static)
-    for (long block = 0; block < s.blocks(); block++) {  // whole sums in one thread: the same result every time
-      const long channel = block * LANES;
-      const int lanes = s.lanes(channel);
-      std::memset(out.data(), 0, outputs * sizeof(Vector));
+    for (long column = 0; column < columns.count; column++) {  // whole sums in one thread: the same result every time
+      const long channel = column * columns.width;
+      const int channels = columns.channels(column, s.channels);
+      std::memset(out.data(), 0, outputs * vectors * sizeof(Vector));
       for (long b = 0; b < s.batch; b++) {
         const int valid = s.out_valid(b);
-        read_padded(x, s, b, channel, in.data(), inputs);
-        read_column(grad + b * s.out_frames * s.channels + channel, s.channels, valid, lanes, filter.data());
-        accumulate(in.data(), filter.data(), valid, s.stride, s.dilation, s.taps, out.data());
+        const T* const first = grad + b * s.out_frames * s.channels + channel;
+        read_padded(x, s, b, channel, channels, in.data(), inputs);
+        read_column(first, s.channels, valid, channels, filter.data(), s.out_frames);
+        for (int v = 0; v * LANES < channels; v++) {
+          accumulate(in.data() + v * inputs, filter.data() + v * s.out_frames, valid, s.stride, s.dilation, s.taps,
+                     out.data() + v * outputs);
+        }
       }
       for (int k = 0; k < s.taps; k++) {
-        float values[LANES];
-        store(values, out.data()[k]);
-        for (int lane = 0; lane < lanes; lane++) grad_weight[(channel + lane) * s.taps + k] = values[lane];
+        for (int c = 0; c < channels; c++) {
+          grad_weight[(channel + c) * s.taps + k] = out.data()[c / LANES * outputs + k][c % LANES];
+        }
       }
     }
   }

@@ -1,5 +1,6 @@
 """ops/depthwise.py: our kernel, its reference, and nn.Conv1d in float64; ops/native.py: when there is no kernel."""
 
+import platform
 import shutil
 import warnings
 
@@ -35,6 +36,16 @@ def path(request, monkeypatch):
     elif native.library() is None:
         pytest.skip("no C++ compiler here")
     return request.param
+
+
+@pytest.fixture
+def fresh(monkeypatch, tmp_path):
+    """native.library without what it remembers, with a folder of its own."""
+    monkeypatch.delenv("JASPER_KERNELS", raising=False)
+    monkeypatch.setattr(native, "_folder", lambda: tmp_path)
+    native.library.cache_clear()
+    yield monkeypatch
+    native.library.cache_clear()
 
 
 def masked(x, lengths):
@@ -84,6 +95,24 @@ def test_values_and_gradients(path, shape, dtype, tolerance):
     assert torch.equal(last.grad.squeeze(2), masked(last.grad.squeeze(2), lengths))
 
 
+@pytest.mark.parametrize("instructions", ["x86-64", "x86-64-v3"])
+def test_processors_without_avx512(fresh, instructions):
+    """The kernels built for older processors give the same."""
+    if platform.machine() != "x86_64" or shutil.which("g++") is None:
+        pytest.skip("needs g++ on x86-64")
+    fresh.setattr(native, "COMPILE", [f"-march={instructions}" if "march" in f else f for f in native.COMPILE])
+    x = torch.randn(2, 27, 1, 60).contiguous(memory_format=torch.channels_last).requires_grad_()
+    weight = torch.randn(27, 1, 33, requires_grad=True)
+    results = []
+    for choice in ("cpu", "reference"):
+        fresh.setenv("JASPER_KERNELS", choice)
+        native.library.cache_clear()
+        y = depthwise(x, weight, 1, 1, [60, 31], [60, 31])
+        results.append((y, *torch.autograd.grad(y.square().sum(), (x, weight))))
+    for kernel, plain in zip(*results, strict=True):
+        torch.testing.assert_close(kernel, plain, rtol=1e-4, atol=1e-4)
+
+
 def test_gradcheck_of_the_reference():
     x = torch.randn(2, 3, 1, 9, dtype=torch.float64).contiguous(memory_format=torch.channels_last).requires_grad_()
     weight = torch.randn(3, 1, 5, dtype=torch.float64, requires_grad=True)
@@ -123,16 +152,6 @@ def test_the_result_does_not_depend_on_threads(path):
 
 
 # --------------------------------------------------------------------------------------------- building the kernels
-@pytest.fixture
-def fresh(monkeypatch, tmp_path):
-    """native.library without what it remembers, with a folder of its own."""
-    monkeypatch.delenv("JASPER_KERNELS", raising=False)
-    monkeypatch.setattr(native, "_folder", lambda: tmp_path)
-    native.library.cache_clear()
-    yield monkeypatch
-    native.library.cache_clear()
-
-
 def test_no_compiler_is_one_warning_and_the_reference(fresh):
     fresh.setenv("CXX", "no-such-compiler")
     with pytest.warns(UserWarning, match=r"no C\+\+ kernels .*no-such-compiler.*Install g\+\+"):
