@@ -16,15 +16,13 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-PYTHON = {"ours": ".venv/bert/bin/python", "transformers": ".venv/dev/bin/python"}
-OVERRIDE = {"ours": "BERT_PYTHON", "transformers": "DEV_PYTHON"}
+from benchmarks.contest import PYTHON, Contestant, obey  # noqa: E402
+
 LEARNING_RATE = 1e-4
 
 
@@ -48,18 +46,24 @@ def build_ours(options):
 
     from bert_tf.distributed import Distributed
     from bert_tf.input_pipeline import Batch
+    from bert_tf.losses import Pretraining
     from bert_tf.model import BertConfig, BertForPreTraining
     from bert_tf.optimization import create_optimizer
     from bert_tf.precision import LossScale, Precision
-    from bert_tf.train_step import PretrainingStep
+    from bert_tf.train_step import TrainStep
     from bert_tf.weights import ComputeWeights
 
     precision = Precision.from_name(options.precision)
     config = BertConfig.from_json_file(ROOT / "configs" / "bert" / f"{options.model}.json")
     model = BertForPreTraining(config, seed=1)
     weights = ComputeWeights(model.variables, precision.compute_dtype)
-    step = PretrainingStep(
-        model, weights, create_optimizer("lamb", weights.masters), LossScale(precision.loss_scaling), Distributed()
+    step = TrainStep(
+        model,
+        Pretraining(),
+        weights,
+        create_optimizer("lamb", weights.masters),
+        LossScale(precision.loss_scaling),
+        Distributed(),
     )
     ids, positions, labels, nsp = make_inputs(config.vocab_size, options.batch, options.length, options.predictions)
     arrays = (ids, np.ones_like(ids), np.zeros_like(ids), positions, labels, np.ones(labels.shape, np.float32), nsp)
@@ -112,49 +116,18 @@ def build_transformers(options):
 
 
 def work(options) -> None:
-    """A contestant: builds, then obeys one command a line - `update N`, `gemm N` - with seconds as JSON."""
+    """A contestant: builds, warms up, then obeys."""
     update, gemm, versions = {"ours": build_ours, "transformers": build_transformers}[options.worker](options)
     update()
-    print(json.dumps({"ready": versions}), flush=True)
-    for line in sys.stdin:
-        command, count = line.split()
-        function = {"update": update, "gemm": gemm}[command]
-        seconds = []
-        for _ in range(int(count)):
-            start = time.perf_counter()
-            function()
-            seconds.append(time.perf_counter() - start)
-        print(json.dumps(seconds), flush=True)
+    obey({"update": update, "gemm": gemm}, versions)
 
 
-class Contestant:
-    """A worker process and its answers."""
-
-    def __init__(self, name: str, options, precision: str, compiled: bool = False):
-        python = os.environ.get(OVERRIDE[name], str(ROOT / PYTHON[name]))
-        command = [python, __file__, "--worker", name, "--precision", precision, "--model", options.model]
-        for key in ("batch", "length", "predictions"):
-            command += [f"--{key}", str(getattr(options, key))]
-        self.label = name + (" compiled" if compiled else "")
-        self.process = subprocess.Popen(
-            command + ["--compile"] * compiled, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.versions = self._answer()["ready"]
-
-    def _answer(self):
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"error: {self.label} stopped with exit code {self.process.wait()}; its message is above")
-        return json.loads(line)
-
-    def measure(self, command: str, count: int) -> list[float]:
-        self.process.stdin.write(f"{command} {count}\n")
-        self.process.stdin.flush()
-        return self._answer()
-
-    def close(self) -> None:
-        self.process.stdin.close()
-        self.process.wait()
+def start(name: str, options, precision: str, compiled: bool = False) -> Contestant:
+    arguments = ["--worker", name, "--precision", precision, "--model", options.model]
+    for key in ("batch", "length", "predictions"):
+        arguments += [f"--{key}", str(getattr(options, key))]
+    label = name + (" compiled" if compiled else "")
+    return Contestant(label, name, __file__, arguments + ["--compile"] * compiled)
 
 
 # ------------------------------------------------------------------------------------------------- the match
@@ -171,9 +144,9 @@ def match(options, precision: str) -> list[dict]:
     """One row a contestant: medians over rounds in which each takes its turn."""
     config = json.loads((ROOT / "configs" / "bert" / f"{options.model}.json").read_text())
     flops = model_flops(config, options.length, options.predictions) * options.batch
-    contestants = [Contestant("ours", options, precision), Contestant("transformers", options, precision)]
+    contestants = [start("ours", options, precision), start("transformers", options, precision)]
     if options.compiled:
-        contestants.append(Contestant("transformers", options, precision, compiled=True))
+        contestants.append(start("transformers", options, precision, compiled=True))
     seconds = {c.label: [] for c in contestants}
     gemm = []
     for contestant in contestants:

@@ -1,8 +1,9 @@
-"""Weights and training state by name, in Google's TF1 names; and Hugging Face safetensors on the way out.
+"""Weights and training state by name, in Google's TF1 names.
 
 A checkpoint is TensorFlow's V2 format (tensor_bundle): <prefix>.index and <prefix>.data-00000-of-00001, each
 tensor under its plain name, with a CRC32C that TensorFlow verifies on reading. So files of Google's and of
-the published recipe are read as they are, and they could read ours.
+the published recipe are read as they are, and they could read ours. Weights may also come from a folder or file
+in the Hugging Face form, under the same names (see huggingface).
 
 Two ways in, never mixed up:
     load_weights              weights only, from any checkpoint; moments, step and loss scale start anew
@@ -15,16 +16,18 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
 
+from bert_tf import huggingface
 from bert_tf.model import BertConfig, variable_name
 from bert_tf.optimization import Optimizer
 from bert_tf.precision import LossScale
+from bert_tf.tokenization import load_vocab
 from runkit.errors import UserError
-from runkit.files import atomic_open, read_json, write_json
+from runkit.files import read_json
 from runkit.store import CheckpointStore
 
 GLOBAL_STEP = "global_step"
@@ -57,28 +60,66 @@ def write_tensors(prefix: str | os.PathLike, tensors: Mapping[str, tf.Tensor | t
         )
 
 
+class Reader(Protocol):
+    """A checkpoint opened for reading; names and shapes are Google's whatever the form."""
+
+    source: str  # what to call it
+    shapes: dict[str, tuple[int, ...]]  # of all tensors by name, sorted
+
+    def read(self, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """The tensors of these names, all of which are in `shapes`. Raises UserError when the data are damaged."""
+
+
+class TensorflowReader:
+    """A checkpoint in TensorFlow's form. Implements Reader; raises UserError as resolve_prefix does."""
+
+    def __init__(self, path: str | os.PathLike):
+        self.source = resolve_prefix(path)
+        with _naming_errors("read", self.source):
+            self._reader = tf.train.load_checkpoint(self.source)
+            shapes = self._reader.get_variable_to_shape_map()
+        self.shapes = {name: tuple(shapes[name]) for name in sorted(shapes)}
+
+    def read(self, names: Sequence[str]) -> dict[str, np.ndarray]:
+        with _naming_errors("read", self.source):
+            return {name: np.asarray(self._reader.get_tensor(name)) for name in names}
+
+
+def open_checkpoint(path: str | os.PathLike) -> Reader:
+    """Opens what a user named: a checkpoint of TensorFlow's (see resolve_prefix), or weights in the Hugging Face form.
+
+    Raises UserError when there is neither, or a folder holds both.
+    """
+    path = os.fspath(path)
+    prefixes = _prefixes_in(path) if os.path.isdir(path) else []
+    if not huggingface.holds_weights(path):
+        return TensorflowReader(path)
+    if not prefixes:
+        return huggingface.SafetensorsReader(path)
+    if huggingface.has_safetensors(path):
+        raise UserError(
+            f"{path} holds both a TensorFlow checkpoint and {huggingface.WEIGHTS}; name one: {_listing(prefixes)}, or "
+            f"{os.path.join(path, huggingface.WEIGHTS)}"
+        )
+    return TensorflowReader(path)
+
+
 def read_tensors(path: str | os.PathLike, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
     """Tensors of a checkpoint by name, all of them or those asked for.
 
-    Raises UserError when there is no checkpoint at `path` (see resolve_prefix), it is damaged, or a name is
+    Raises UserError when there is no checkpoint at `path` (see open_checkpoint), it is damaged, or a name is
     not in it.
     """
-    prefix = resolve_prefix(path)
-    shapes = list_variables(prefix)
-    absent = sorted(set(names or ()) - set(shapes))
+    reader = open_checkpoint(path)
+    absent = sorted(set(names or ()) - set(reader.shapes))
     if absent:
-        raise UserError(f"{prefix} does not hold {_listing(absent)}; it holds {_listing(list(shapes))}")
-    with _naming_errors("read", prefix):
-        reader = tf.train.load_checkpoint(prefix)
-        return {name: np.asarray(reader.get_tensor(name)) for name in (shapes if names is None else names)}
+        raise UserError(f"{reader.source} does not hold {_listing(absent)}; it holds {_listing(list(reader.shapes))}")
+    return reader.read(list(reader.shapes) if names is None else names)
 
 
 def list_variables(path: str | os.PathLike) -> dict[str, tuple[int, ...]]:
-    """Shapes of a checkpoint's tensors by name, sorted. Raises UserError as read_tensors does."""
-    prefix = resolve_prefix(path)
-    with _naming_errors("read", prefix):
-        shapes = tf.train.load_checkpoint(prefix).get_variable_to_shape_map()
-    return {name: tuple(shapes[name]) for name in sorted(shapes)}
+    """Shapes of a checkpoint's tensors by name, sorted. Raises UserError as open_checkpoint does."""
+    return open_checkpoint(path).shapes
 
 
 def resolve_prefix(path: str | os.PathLike) -> str:
@@ -99,6 +140,18 @@ def resolve_prefix(path: str | os.PathLike) -> str:
     if not glob.glob(f"{glob.escape(prefix)}.data-?????-of-?????"):
         raise UserError(f"checkpoint {prefix} is incomplete: {prefix}.data-00000-of-00001 is missing")
     return prefix
+
+
+def identifying_file(path: str | os.PathLike) -> str:
+    """The file that tells a checkpoint from any other.
+
+    TensorFlow's index holds a checksum of every tensor. In the Hugging Face form it is the file of the word
+    embeddings, which no training leaves as they were.
+    """
+    reader = open_checkpoint(path)
+    if isinstance(reader, huggingface.SafetensorsReader):
+        return os.fspath(reader.file_of(WORD_EMBEDDINGS))
+    return f"{reader.source}.index"
 
 
 def _newest_in(folder: str) -> str:
@@ -151,18 +204,21 @@ def _listing(names: Sequence[str], limit: int = 8) -> str:
 class LoadReport(NamedTuple):
     """What load_weights did with every name, on both sides."""
 
-    source: str  # the checkpoint's prefix
+    source: str  # the checkpoint's prefix, folder or file
     matched: list[str]  # variables now holding the checkpoint's values
     missing: list[str]  # variables left at their initial values (only where allowed)
     unused: list[str]  # weights of the checkpoint that the model does not have
     slots_ignored: list[str]  # moments, step, loss scale and other training state in the checkpoint
+    other_shape: list[str]  # variables left at their initial values, being of another shape there (where allowed)
 
     def __str__(self) -> str:
-        total = len(self.matched) + len(self.missing)
+        total = len(self.matched) + len(self.missing) + len(self.other_shape)
         text = f"initialised {len(self.matched)} of {total} variables from {self.source}"
         text += f"; ignored {len(self.slots_ignored)} optimizer slots"
         if self.missing:
             text += f"; not in it, left at their initial values: {_listing(self.missing)}"
+        if self.other_shape:
+            text += f"; of another shape in it, left at their initial values: {_listing(self.other_shape)}"
         if self.unused:
             text += f"; in it, but not in the model: {_listing(self.unused)}"
         return text
@@ -174,40 +230,52 @@ def is_training_state(name: str) -> bool:
 
 
 def load_weights(
-    variables: Sequence[tf.Variable], path: str | os.PathLike, allow_missing: Sequence[str] = ()
+    variables: Sequence[tf.Variable],
+    path: str | os.PathLike,
+    allow_missing: Sequence[str] = (),
+    allow_other_shape: Sequence[str] = (),
 ) -> LoadReport:
     """Assigns the checkpoint's values to the variables of the same names; weights only.
 
-    allow_missing: prefixes of names that may be absent from the checkpoint, such as a new task's head.
+    path: see open_checkpoint. allow_missing: prefixes of names that may be absent from the checkpoint, such as a new
+    task's head; allow_other_shape: prefixes of names that may have another shape there, such as the head of a task
+    with other labels. Such variables keep their initial values.
 
     Raises UserError, with no variable changed, when there is no checkpoint at `path`, a variable is missing
     from it, shapes differ, or it has more layers than the model.
     """
-    prefix = resolve_prefix(path)
-    shapes = list_variables(prefix)
+    reader = open_checkpoint(path)
+    shapes = reader.shapes
     by_name = {variable_name(variable): variable for variable in variables}
     weights = {name for name in shapes if not is_training_state(name)}
 
-    matched = [name for name in by_name if name in weights]
     missing = [name for name in by_name if name not in weights]
     required = [name for name in missing if not name.startswith(tuple(allow_missing))]
     if required:
-        raise UserError(_explain_missing(prefix, required, by_name, weights))
-    _check_shapes(prefix, {name: by_name[name] for name in matched}, shapes)
+        raise UserError(_explain_missing(reader.source, required, by_name, weights))
+    differing = [name for name, v in by_name.items() if name in weights and tuple(v.shape) != shapes[name]]
+    other_shape = [name for name in differing if name.startswith(tuple(allow_other_shape))]
+    matched = [name for name in by_name if name in weights and name not in other_shape]
+    _check_shapes(reader.source, {name: by_name[name] for name in matched}, shapes)
     if 0 < _layer_count(by_name) < _layer_count(weights):
-        raise UserError(f"{prefix} has more layers than the model: {_layer_hint(by_name, weights)}")
+        raise UserError(f"{reader.source} has more layers than the model: {_layer_hint(by_name, weights)}")
 
-    with _naming_errors("read", prefix):
-        reader = tf.train.load_checkpoint(prefix)
-        values = {name: reader.get_tensor(name) for name in matched}  # all read before the first is assigned
+    values = reader.read(matched)  # all read before the first is assigned
+    integers = [name for name, value in values.items() if not tf.as_dtype(value.dtype).is_floating]
+    if integers:
+        raise UserError(
+            f"{reader.source}: {integers[0]} is {values[integers[0]].dtype}, not floating point; quantised weights "
+            "cannot be used"
+        )
     for name, value in values.items():
         by_name[name].assign(tf.cast(value, by_name[name].dtype))
     return LoadReport(
-        source=prefix,
+        source=reader.source,
         matched=matched,
         missing=missing,
         unused=sorted(weights - set(by_name)),
         slots_ignored=[name for name in shapes if is_training_state(name)],
+        other_shape=other_shape,
     )
 
 
@@ -217,8 +285,12 @@ def _explain_missing(prefix: str, required: list[str], by_name: Mapping, weights
         hint = f"it is no BERT checkpoint with Google's names, it holds {held}"
     elif _layer_count(by_name) != _layer_count(weights):
         hint = _layer_hint(by_name, weights)
-    elif all(name.startswith("cls/") for name in required):
-        hint = "it holds an encoder without this head; give a checkpoint that pre-training saved"
+    elif all(name.startswith(("cls/", "output_")) for name in required):
+        fine_tuned = required[0].startswith(("cls/squad/", "output_"))
+        origin = "fine-tuning for this task" if fine_tuned else "pre-training"
+        hint = f"it holds an encoder without this head; give a checkpoint that {origin} saved"
+    elif all(name.startswith("bert/pooler/") for name in required):
+        hint = "it was saved by a task without a pooler (questions, tagging); give a checkpoint that pre-training saved"
     else:
         hint = "give the config that belongs to it"
     lacking = f"{len(required)} of {len(by_name)} variables of the model"
@@ -236,13 +308,19 @@ def _layer_count(names: Iterable[str]) -> int:
 
 
 def _check_shapes(prefix: str, variables: Mapping[str, tf.Variable], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    wrong = [
-        f"{name} is {list(variable.shape)} in the model and {list(shapes[name])} in the checkpoint"
+    wrong = {
+        name: f"{name} is {list(variable.shape)} in the model and {list(shapes[name])} in the checkpoint"
         for name, variable in variables.items()
         if tuple(variable.shape) != shapes[name]
-    ]
+    }
+    if wrong and all(name.startswith("output_") for name in wrong):
+        name = next(iter(wrong))
+        raise UserError(
+            f"{prefix} was fine-tuned for {shapes[name][0]} labels, and this task has {variables[name].shape[0]} "
+            f"({_listing(list(wrong.values()), limit=3)}): give the checkpoint of this task, or a pre-trained one"
+        )
     if wrong:
-        raise UserError(f"{prefix} does not fit the model's config: {_listing(wrong, limit=3)}")
+        raise UserError(f"{prefix} does not fit the model's config: {_listing(list(wrong.values()), limit=3)}")
 
 
 def check_sizes(
@@ -268,6 +346,47 @@ def check_sizes(
     if vocab_lines < config_vocab_size:
         return f"{numbers}: {config_vocab_size - vocab_lines} rows of word embeddings will not be used"
     return None
+
+
+def word_embedding_rows(path: str | os.PathLike) -> int:
+    """How many tokens a checkpoint has embeddings for. Raises UserError as open_checkpoint does, or if it has none."""
+    reader = open_checkpoint(path)
+    if WORD_EMBEDDINGS not in reader.shapes:
+        held = _listing(list(reader.shapes)) or "nothing"
+        raise UserError(f"{reader.source} is no BERT checkpoint: it has no {WORD_EMBEDDINGS}, it holds {held}")
+    return reader.shapes[WORD_EMBEDDINGS][0]
+
+
+def check_files(
+    vocab_file: str | os.PathLike,
+    config: BertConfig,
+    checkpoint: str | os.PathLike | None = None,
+    config_file: str = "the config",
+) -> str | None:
+    """Whether vocabulary, config and checkpoint belong together, before anything is built; returns a warning or None.
+
+    Compares sizes (see check_sizes), and with a config.json beside the weights also what leaves no trace in shapes:
+    attention heads and activation. Raises UserError naming the numbers, and as load_vocab and open_checkpoint do.
+    """
+    lines = len(load_vocab(vocab_file))
+    if checkpoint is None:
+        return check_sizes(lines, config.vocab_size, None, os.fspath(vocab_file), config_file)
+    checkpoint = os.fspath(checkpoint)
+    rows = word_embedding_rows(checkpoint)
+    warnings = [check_sizes(lines, config.vocab_size, rows, os.fspath(vocab_file), config_file, checkpoint)]
+    beside = huggingface.config_beside(checkpoint)
+    if beside is not None:
+        own = huggingface.load_config(beside)
+        if own.num_attention_heads != config.num_attention_heads:
+            raise UserError(
+                f"{config_file} has num_attention_heads {config.num_attention_heads}, {beside} has "
+                f"{own.num_attention_heads}; use {beside} as the config"
+            )
+        if own.hidden_act != config.hidden_act:
+            warnings.append(
+                f"{config_file} has hidden_act {config.hidden_act!r}, {beside} means {own.hidden_act!r} in our terms"
+            )
+    return "; ".join(filter(None, warnings)) or None
 
 
 # ----------------------------------------------------------------------------------- the whole training state
@@ -339,66 +458,11 @@ def _training_tensors(
 
 def saved_state(path: str | os.PathLike) -> dict[str, Any]:
     """The `state` that a run saved beside the checkpoint at `path`; empty for checkpoints of other tools."""
+    if isinstance(open_checkpoint(path), huggingface.SafetensorsReader):
+        return {}
     manifest = Path(f"{resolve_prefix(path)}.manifest.json")
     return read_json(manifest).get("state", {}) if manifest.exists() else {}
 
 
 def _all_finite(value: tf.Tensor) -> bool:
     return bool(tf.reduce_all(tf.math.is_finite(value)))
-
-
-# ----------------------------------------------------------------------------------------------- Hugging Face
-_HUGGINGFACE_LEAF = {
-    "kernel": "weight",
-    "gamma": "weight",
-    "beta": "bias",
-    "bias": "bias",
-    "word_embeddings": "word_embeddings.weight",
-    "token_type_embeddings": "token_type_embeddings.weight",
-    "position_embeddings": "position_embeddings.weight",
-    "output_weights": "weight",
-    "output_bias": "bias",
-}
-# Google's gelu is the tanh approximation; transformers calls that gelu_new, and the exact one gelu.
-_HUGGINGFACE_ACTIVATION = {"gelu": "gelu_new", "": "linear"}
-
-
-def huggingface_name(tf1_name: str) -> tuple[str, bool]:
-    """Name in transformers' BertForPreTraining, and whether the matrix is transposed there ([out, in]).
-
-    The MLM projection has no name of its own on either side: it is the word embedding table, and transformers
-    ties cls.predictions.decoder.{weight,bias} to that and to cls.predictions.bias. Raises ValueError for
-    other models' names.
-    """
-    *path, leaf = tf1_name.split("/")
-    if not tf1_name.startswith(("bert/", "cls/")) or leaf not in _HUGGINGFACE_LEAF:
-        raise ValueError(f"{tf1_name} is not a variable of BERT's pre-training model")
-    path = [re.sub(r"^layer_(\d+)$", r"layer.\1", part) for part in path]
-    return ".".join([*path, _HUGGINGFACE_LEAF[leaf]]), leaf == "kernel"
-
-
-def export_huggingface(directory: str | os.PathLike, config: BertConfig, variables: Sequence[tf.Variable]) -> None:
-    """Writes model.safetensors and config.json, which transformers' BertForPreTraining.from_pretrained reads.
-
-    variables: all those of BertForPreTraining. Each file is replaced atomically.
-    """
-    from safetensors.numpy import save
-
-    tensors = {}
-    for variable in variables:
-        name, transposed = huggingface_name(variable_name(variable))
-        value = variable.numpy()
-        tensors[name] = np.ascontiguousarray(value.T) if transposed else value
-    with atomic_open(Path(directory, "model.safetensors")) as stream:
-        stream.write(save(tensors, metadata={"format": "pt"}))  # transformers refuses files without a format
-    settings = config.to_dict()
-    settings["hidden_act"] = _HUGGINGFACE_ACTIVATION.get(config.hidden_act, config.hidden_act)
-    fixed = {
-        "architectures": ["BertForPreTraining"],
-        "model_type": "bert",
-        "dtype": "float32",
-        "layer_norm_eps": 1e-12,
-        "pad_token_id": 0,
-        "tie_word_embeddings": True,
-    }
-    write_json(Path(directory, "config.json"), fixed | settings)

@@ -228,7 +228,7 @@ class _Record(NamedTuple):
     data: bytes
 
 
-def _permutation(n: int, *key: int | str) -> np.ndarray:
+def permutation(n: int, *key: int | str) -> np.ndarray:
     """A random permutation of range(n), int64, of its own for each key.
 
     It sorts raw Philox output: NumPy promises that stream for ever, not that of its shuffle functions (NEP
@@ -269,7 +269,7 @@ class _Group:
                 self._resources.callback(os.close, descriptor)
                 self._files.append((path, descriptor, offsets))
             self._starts = [0, *accumulate(file.records for file in files)]
-            self._order = _permutation(self._starts[-1], *key)
+            self._order = permutation(self._starts[-1], *key)
             self._resources = self._resources.pop_all()
 
     def read(self, start: int, stop: int) -> list[_Record]:
@@ -316,7 +316,7 @@ class _Reader:
     def _open(self, epoch: int, position: int) -> tuple[_Group, int, int]:
         """The group that holds a position of an epoch, with the positions where it starts and stops."""
         if epoch != self._epoch:
-            order = _permutation(len(self._files), *self._key, "files", epoch)
+            order = permutation(len(self._files), *self._key, "files", epoch)
             self._groups = _grouped([self._files[i] for i in order])
             self._starts = [0, *accumulate(sum(file.records for file in group) for group in self._groups)]
             self._epoch, self._number = epoch, None

@@ -1,10 +1,35 @@
-"""Pre-training losses as sums, so that any split of a global batch adds up to the same mean."""
+"""Losses as sums, so that any split of a global batch adds up to the same mean; one objective for each kind of task.
 
-from typing import NamedTuple
+B batch, S sequence, N classes.
+"""
+
+from typing import NamedTuple, Protocol, Self
 
 import tensorflow as tf
 
-from bert_tf.model import PretrainingLogits
+from bert_tf.model import MASKED_SCORE, PretrainingLogits
+
+
+class Sums(Protocol):
+    """A NamedTuple of float32 scalars, summed over a batch."""
+
+    def __add__(self, other: Self) -> Self: ...
+
+    def means(self) -> dict[str, float]:
+        """Losses and accuracies, "loss" among them."""
+
+
+class Objective(Protocol):
+    """What a task gives to the training step."""
+
+    def counts(self, batch) -> tf.Tensor:
+        """What the batch contributes to the denominators of the loss, [K] float32."""
+
+    def sums(self, outputs, batch) -> Sums:
+        """Sums over a batch, given what the model made of it."""
+
+    def loss(self, sums: Sums, factors: tf.Tensor) -> tf.Tensor:
+        """The loss to differentiate, a scalar; factors [K] are inverse counts of the global batch."""
 
 
 class PretrainingSums(NamedTuple):
@@ -42,6 +67,19 @@ class PretrainingSums(NamedTuple):
 NO_SUMS = PretrainingSums(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
+class Pretraining:
+    """Masked words and next sentences, each its own mean, added up."""
+
+    def counts(self, batch) -> tf.Tensor:
+        return tf.stack([tf.reduce_sum(batch.masked_lm_weights), tf.cast(tf.shape(batch.input_ids)[0], tf.float32)])
+
+    def sums(self, outputs: PretrainingLogits, batch) -> PretrainingSums:
+        return pretraining_sums(outputs, batch)
+
+    def loss(self, sums: PretrainingSums, factors: tf.Tensor) -> tf.Tensor:
+        return sums.masked_lm_loss * factors[0] + sums.next_sentence_loss * factors[1]
+
+
 def pretraining_sums(logits: PretrainingLogits, batch) -> PretrainingSums:
     """Sums over one input_pipeline.Batch; a next-sentence label of -1 marks a row that is no example (pad_batch)."""
     ids, weight = tf.reshape(batch.masked_lm_ids, [-1]), tf.reshape(batch.masked_lm_weights, [-1])  # [B*P]
@@ -70,3 +108,86 @@ def pad_batch(batch, batch_size: int):
               for name, value in batch._asdict().items()}  # fmt: skip
     labels = tf.pad(batch.next_sentence_labels, [[0, missing]], constant_values=-1)
     return type(batch)(**padded | {"next_sentence_labels": labels})
+
+
+# ----------------------------------------------------------------------------------------------- fine-tuning
+class TaskSums(NamedTuple):
+    """Float32 scalars summed over a batch of a fine-tuning task.
+
+    loss: negative log likelihoods in nats, or squared errors. correct: how many were right (0 for numbers). count: of
+    examples, of tokens in tagging.
+    """
+
+    loss: tf.Tensor
+    correct: tf.Tensor
+    count: tf.Tensor
+
+    def __add__(self, other: "TaskSums") -> "TaskSums":
+        return TaskSums(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def means(self) -> dict[str, float]:
+        count = max(float(self.count), 1e-5)
+        return {"loss": float(self.loss) / count, "accuracy": float(self.correct) / count}
+
+
+NO_TASK_SUMS = TaskSums(0.0, 0.0, 0.0)
+
+
+class _TaskObjective:
+    """The mean over the examples of the global batch."""
+
+    def counts(self, batch) -> tf.Tensor:
+        return tf.reduce_sum(batch.weights)[None]
+
+    def loss(self, sums: TaskSums, factors: tf.Tensor) -> tf.Tensor:
+        return sums.loss * factors[0]
+
+
+class Classification(_TaskObjective):
+    """Cross entropy of one class an example; logits [B, N], labels [B]."""
+
+    def sums(self, outputs: tf.Tensor, batch) -> TaskSums:
+        nll = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=batch.labels, logits=outputs)
+        correct = tf.cast(tf.argmax(outputs, -1, tf.int32) == batch.labels, tf.float32)
+        weights = batch.weights
+        return TaskSums(tf.reduce_sum(nll * weights), tf.reduce_sum(correct * weights), tf.reduce_sum(weights))
+
+
+class Regression(_TaskObjective):
+    """Squared error of one number an example; outputs [B, 1], labels [B]."""
+
+    def sums(self, outputs: tf.Tensor, batch) -> TaskSums:
+        error = tf.square(outputs[:, 0] - batch.labels) * batch.weights
+        return TaskSums(tf.reduce_sum(error), tf.constant(0.0), tf.reduce_sum(batch.weights))
+
+
+class QuestionAnswering(_TaskObjective):
+    """Mean of the cross entropies of the answer's first and last token; logits [B, S, 2], labels [B, 2].
+
+    Padding takes no part in the softmax (in the published code it does), so how far a batch is padded changes nothing.
+    """
+
+    def sums(self, outputs: tf.Tensor, batch) -> TaskSums:
+        padding = (1.0 - tf.cast(batch.input_mask, tf.float32)) * MASKED_SCORE  # [B, S]
+        logits = tf.transpose(outputs, [0, 2, 1]) + padding[:, None, :]  # [B, 2, S]
+        nll = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=batch.labels, logits=logits)  # [B, 2]
+        hits = tf.reduce_all(tf.argmax(logits, -1, tf.int32) == batch.labels, -1)
+        weights = batch.weights
+        return TaskSums(
+            tf.reduce_sum(tf.reduce_mean(nll, -1) * weights),
+            tf.reduce_sum(tf.cast(hits, tf.float32) * weights),
+            tf.reduce_sum(weights),
+        )
+
+
+class Tagging(_TaskObjective):
+    """Cross entropy of a label for each token; logits [B, S, N], labels [B, S], of which 0 is not counted."""
+
+    def counts(self, batch) -> tf.Tensor:
+        return tf.reduce_sum(tf.cast(batch.labels > 0, tf.float32))[None]
+
+    def sums(self, outputs: tf.Tensor, batch) -> TaskSums:
+        real = tf.cast(batch.labels > 0, tf.float32)
+        nll = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=batch.labels, logits=outputs)
+        correct = tf.cast(tf.argmax(outputs, -1, tf.int32) == batch.labels, tf.float32)
+        return TaskSums(tf.reduce_sum(nll * real), tf.reduce_sum(correct * real), tf.reduce_sum(real))

@@ -9,7 +9,9 @@ which dtype the products run (see weights.ComputeWeights).
 
 import dataclasses
 import json
+import re
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -20,6 +22,7 @@ from bert_tf.ops import DropoutKey
 from runkit.errors import UserError
 
 MASKED_SCORE = -10000.0  # added to the scores of padding, as published
+HEAD_DROPOUT = 0.1  # before the output layer of classification and tagging, as published
 
 
 class Weights(Protocol):
@@ -29,6 +32,9 @@ class Weights(Protocol):
 
     def __call__(self, variable: tf.Variable) -> tf.Tensor:
         """The variable's value for a product, in `dtype` (LayerNorm's gamma and beta: float32)."""
+
+    def joined(self, variables: Sequence[tf.Variable]) -> tf.Tensor:
+        """The values of variables side by side, their last axes joined, for one product instead of several."""
 
     def lookup(self, variable: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
         """Rows of an embedding table in float32."""
@@ -97,12 +103,25 @@ class BertConfig:
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
 
+    @property
+    def head_dropout_site(self) -> int:
+        """The number of a head's dropout, behind those of the embeddings and layers (see Layer.first_site)."""
+        return 1 + 3 * self.num_hidden_layers
+
     def to_dict(self) -> dict:
         """The JSON object that from_json_file reads."""
         return dataclasses.asdict(self)
 
 
-ACTIVATIONS = {"gelu": ops.gelu, "relu": tf.nn.relu, "tanh": tf.tanh, "linear": tf.identity, "": tf.identity}
+# "gelu" is Google's tanh approximation; what Hugging Face's files call gelu is "gelu_exact" here.
+ACTIVATIONS = {  # functions (x [R, C], bias [C]) -> activation(x + bias)
+    "gelu": ops.gelu,
+    "gelu_exact": ops.gelu_exact,
+    "relu": lambda x, bias: tf.nn.relu(tf.nn.bias_add(x, bias)),
+    "tanh": lambda x, bias: tf.tanh(tf.nn.bias_add(x, bias)),
+    "linear": tf.nn.bias_add,
+    "": tf.nn.bias_add,
+}
 
 
 # ----------------------------------------------------------------------------------------------------- pieces
@@ -137,7 +156,11 @@ class Dense(tf.Module):
         self.bias = init.zeros(f"{name}/bias", [outputs])
 
     def __call__(self, x: tf.Tensor, weights: Weights) -> tf.Tensor:
-        return tf.nn.bias_add(tf.matmul(x, weights(self.kernel)), weights(self.bias))
+        return tf.nn.bias_add(self.product(x, weights), weights(self.bias))
+
+    def product(self, x: tf.Tensor, weights: Weights) -> tf.Tensor:
+        """x W alone, for ops that add the bias in the same pass."""
+        return tf.matmul(x, weights(self.kernel))
 
 
 class LayerNorm(tf.Module):
@@ -151,9 +174,9 @@ class LayerNorm(tf.Module):
     def __call__(self, x: tf.Tensor, weights: Weights) -> tf.Tensor:
         return ops.layer_norm(x, weights(self.gamma), weights(self.beta))
 
-    def of_sum(self, x, residual, weights: Weights, key, batch, site: int, rate: float) -> tf.Tensor:
-        """LayerNorm(residual + dropout(x))."""
-        return ops.add_layer_norm(x, residual, weights(self.gamma), weights(self.beta), key, batch, site, rate)
+    def of_sum(self, x, bias, residual, weights: Weights, key, batch, site: int, rate: float) -> tf.Tensor:
+        """LayerNorm(residual + dropout(x + bias))."""
+        return ops.add_layer_norm(x, bias, residual, weights(self.gamma), weights(self.beta), key, batch, site, rate)
 
 
 class Embeddings(tf.Module):
@@ -203,10 +226,10 @@ class Layer(tf.Module):
         config, site = self.config, self.first_site
         heads, depth = config.num_attention_heads, config.hidden_size // config.num_attention_heads
 
-        def split(t):
-            return tf.transpose(tf.reshape(t, [batch, length, heads, depth]), [0, 2, 1, 3])  # [B, A, S, D]
-
-        query, key_, value = (split(dense(x, weights)) for dense in (self.query, self.key, self.value))
+        three = (self.query, self.key, self.value)  # in the order of joined_place
+        product = tf.matmul(x, weights.joined([dense.kernel for dense in three]))  # [R, 3H]
+        bias = weights.joined([dense.bias for dense in three])
+        query, key_, value = ops.split_heads(product, bias, batch, heads)  # [B, A, S, D]
         scores = tf.matmul(query, key_, transpose_b=True)  # [B, A, S, S]
         probabilities = ops.attention_probabilities(
             scores, mask_bias, depth**-0.5, key, site, config.attention_probs_dropout_prob
@@ -215,35 +238,40 @@ class Layer(tf.Module):
         context = tf.reshape(context, [batch * length, config.hidden_size])
 
         rate = config.hidden_dropout_prob
-        attended = self.attention_output(context, weights)
-        x = self.attention_norm.of_sum(attended, x, weights, key, batch, site + 1, rate)
-        hidden = ACTIVATIONS[config.hidden_act](self.intermediate(x, weights))
-        return self.output_norm.of_sum(self.output(hidden, weights), x, weights, key, batch, site + 2, rate)
+        attended, bias = self.attention_output.product(context, weights), weights(self.attention_output.bias)
+        x = self.attention_norm.of_sum(attended, bias, x, weights, key, batch, site + 1, rate)
+        hidden = ACTIVATIONS[config.hidden_act](self.intermediate.product(x, weights), weights(self.intermediate.bias))
+        output, bias = self.output.product(hidden, weights), weights(self.output.bias)
+        return self.output_norm.of_sum(output, bias, x, weights, key, batch, site + 2, rate)
 
 
 class Encoder(tf.Module):
-    """Token ids to hidden states and a pooled vector: everything under `bert/` in a checkpoint."""
+    """Token ids to hidden states: everything under `bert/` in a checkpoint."""
 
-    def __init__(self, config: BertConfig, init: Initializer):
+    def __init__(self, config: BertConfig, init: Initializer, has_pooler: bool = True):
+        """has_pooler: heads that look at single tokens have no use for a pooled vector."""
         super().__init__(name="bert")
         self.config = config
         self.embeddings = Embeddings(config, init)
         self.layers = [Layer(config, index, init) for index in range(config.num_hidden_layers)]
-        self.pooler = Dense("bert/pooler/dense", config.hidden_size, config.hidden_size, init)
+        if has_pooler:
+            self.pooler = Dense("bert/pooler/dense", config.hidden_size, config.hidden_size, init)
 
     def __call__(self, input_ids, input_mask, segment_ids, weights: Weights, key: DropoutKey | None = None):
         """input_ids, input_mask (1 token, 0 padding), segment_ids: [B, S] int32.
 
-        Returns (sequence [B, S, H], pooled [B, H]). Without a key there is no dropout.
+        Returns sequence [B, S, H]. Without a key there is no dropout.
         """
         batch, length = tf.shape(input_ids)[0], tf.shape(input_ids)[1]
         mask_bias = (1.0 - tf.cast(input_mask, tf.float32))[:, None, None, :] * MASKED_SCORE
         x = self.embeddings(input_ids, segment_ids, weights, key)
         for layer in self.layers:
             x = layer(x, mask_bias, weights, key)
-        sequence = tf.reshape(x, [batch, length, self.config.hidden_size])
-        pooled = tf.tanh(self.pooler(sequence[:, 0, :], weights))
-        return sequence, pooled
+        return tf.reshape(x, [batch, length, self.config.hidden_size])
+
+    def pool(self, sequence: tf.Tensor, weights: Weights) -> tf.Tensor:
+        """sequence [B, S, H] -> [B, H]: the first token's vector through a dense layer and tanh."""
+        return tf.tanh(self.pooler(sequence[:, 0, :], weights))
 
 
 # ---------------------------------------------------------------------------------------------- pre-training
@@ -269,7 +297,8 @@ class MaskedLmHead(tf.Module):
         """sequence [B, S, H], positions [B, P] -> logits [B*P, V] float32."""
         size = sequence.shape[2]
         x = tf.reshape(tf.gather(sequence, positions, batch_dims=1), [-1, size])  # [B*P, H]
-        x = self.layer_norm(self.activation(self.transform(x, weights)), weights)
+        x = self.activation(self.transform.product(x, weights), weights(self.transform.bias))
+        x = self.layer_norm(x, weights)
         logits = tf.matmul(x, weights(table), transpose_b=True)
         return tf.cast(logits, tf.float32) + tf.cast(weights(self.output_bias), tf.float32)
 
@@ -301,12 +330,110 @@ class BertForPreTraining(tf.Module):
 
     def __call__(self, batch, weights: Weights, key: DropoutKey | None = None) -> PretrainingLogits:
         """batch: input_pipeline.Batch. Without a key there is no dropout (evaluation)."""
-        sequence, pooled = self.bert(batch.input_ids, batch.input_mask, batch.segment_ids, weights, key)
+        sequence = self.bert(batch.input_ids, batch.input_mask, batch.segment_ids, weights, key)
         table = self.bert.embeddings.word
         return PretrainingLogits(
             self.predictions(sequence, batch.masked_lm_positions, table, weights),
-            self.seq_relationship(pooled, weights),
+            self.seq_relationship(self.bert.pool(sequence, weights), weights),
         )
+
+
+# ----------------------------------------------------------------------------------------------- fine-tuning
+class OutputLayer(tf.Module):
+    """x W^T + b with Google's [N, H] weights; the logits are float32."""
+
+    def __init__(self, prefix: str, outputs: int, config: BertConfig, init: Initializer):
+        super().__init__(name="output")
+        self.output_weights = init.normal(f"{prefix}output_weights", [outputs, config.hidden_size])
+        self.output_bias = init.zeros(f"{prefix}output_bias", [outputs])
+
+    def __call__(self, x: tf.Tensor, weights: Weights) -> tf.Tensor:
+        """x: [R, H] -> [R, N] float32."""
+        logits = tf.matmul(x, weights(self.output_weights), transpose_b=True)
+        return tf.cast(logits, tf.float32) + tf.cast(weights(self.output_bias), tf.float32)
+
+
+class BertForQuestionAnswering(tf.Module):
+    """For each token, how well an answer may start and end there (SQuAD)."""
+
+    HEAD = "cls/squad/"
+
+    def __init__(self, config: BertConfig, seed: int = 0):
+        super().__init__(name="bert_for_question_answering")
+        init = Initializer(seed, config.initializer_range)
+        self.config = config
+        self.bert = Encoder(config, init, has_pooler=False)
+        self.output = OutputLayer(self.HEAD, 2, config, init)
+
+    def __call__(self, batch, weights: Weights, key: DropoutKey | None = None) -> tf.Tensor:
+        """batch: features.TaskBatch -> logits [B, S, 2] float32: start, end."""
+        sequence = self.bert(batch.input_ids, batch.input_mask, batch.segment_ids, weights, key)
+        return _each_token(self.output, sequence, weights)
+
+
+class BertForClassification(tf.Module):
+    """A class, or with one output a number, for a text or a pair of texts (GLUE, relations)."""
+
+    HEAD = "output_"
+
+    def __init__(self, config: BertConfig, num_labels: int, seed: int = 0):
+        super().__init__(name="bert_for_classification")
+        init = Initializer(seed, config.initializer_range)
+        self.config = config
+        self.bert = Encoder(config, init)
+        self.output = OutputLayer("", num_labels, config, init)
+
+    def __call__(self, batch, weights: Weights, key: DropoutKey | None = None) -> tf.Tensor:
+        """batch: features.TaskBatch -> logits [B, N] float32."""
+        sequence = self.bert(batch.input_ids, batch.input_mask, batch.segment_ids, weights, key)
+        pooled = self.bert.pool(sequence, weights)
+        dropped = ops.dropout(pooled, key, self.config.head_dropout_site, HEAD_DROPOUT)
+        return self.output(dropped, weights)
+
+
+class BertForTagging(tf.Module):
+    """A label for each token (named entities)."""
+
+    HEAD = "output_"
+
+    def __init__(self, config: BertConfig, num_labels: int, seed: int = 0):
+        super().__init__(name="bert_for_tagging")
+        init = Initializer(seed, config.initializer_range)
+        self.config = config
+        self.bert = Encoder(config, init, has_pooler=False)
+        self.output = OutputLayer("", num_labels, config, init)
+
+    def __call__(self, batch, weights: Weights, key: DropoutKey | None = None) -> tf.Tensor:
+        """batch: features.TaskBatch -> logits [B, S, N] float32."""
+        sequence = self.bert(batch.input_ids, batch.input_mask, batch.segment_ids, weights, key)
+        batch_size, length, size = tf.shape(sequence)[0], tf.shape(sequence)[1], self.config.hidden_size
+        flat = tf.reshape(sequence, [batch_size, length * size])  # dropout is drawn per example
+        dropped = ops.dropout(flat, key, self.config.head_dropout_site, HEAD_DROPOUT)
+        return _each_token(self.output, tf.reshape(dropped, [batch_size, length, size]), weights)
+
+
+def _each_token(output: OutputLayer, sequence: tf.Tensor, weights: Weights) -> tf.Tensor:
+    """sequence [B, S, H] -> [B, S, N]."""
+    batch, length, size = tf.shape(sequence)[0], tf.shape(sequence)[1], sequence.shape[2]
+    logits = output(tf.reshape(sequence, [batch * length, size]), weights)
+    return tf.reshape(logits, [batch, length, logits.shape[1]])
+
+
+_ATTENTION_INPUTS = ("query", "key", "value")
+_ATTENTION_INPUT = re.compile(rf"(.*/attention/self)/({'|'.join(_ATTENTION_INPUTS)})/(kernel|bias)$")
+
+
+class JoinedPlace(NamedTuple):
+    """Where a variable stands among those that one product reads side by side."""
+
+    group: tuple[str, str]  # equal for all of them
+    index: int
+
+
+def joined_place(name: str) -> JoinedPlace | None:
+    """The place of the variable of this name; None for one that is read alone."""
+    match = _ATTENTION_INPUT.match(name)
+    return JoinedPlace((match[1], match[3]), _ATTENTION_INPUTS.index(match[2])) if match else None
 
 
 def variable_name(variable: tf.Variable) -> str:

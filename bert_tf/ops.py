@@ -63,17 +63,30 @@ def _site_seed(key: DropoutKey | None, site: int) -> tuple[tf.Tensor, tf.Tensor]
     return _mix(key.seed + _u32(site * 0x9E3779B9)), key.first_row
 
 
-def _dropout_scale(shape: tf.Tensor, seed: tf.Tensor, first_row: tf.Tensor, rate: float) -> tf.Tensor:
-    """Factors 0 (dropped, probability `rate`) and 1/(1-rate) (kept) of shape `shape`; axis 0 is the example.
+def _dropout_scale(element: tf.Tensor, batch: tf.Tensor, seed, first_row, rate: float) -> tf.Tensor:
+    """Factors 0 (dropped, probability `rate`) and 1/(1-rate) (kept) of shape [batch, *element.shape].
+
+    element: uint32, a number for each element of an example. It must not depend on how far the example is padded, so
+    that padding changes nothing.
 
     A counter-based generator: hash of (seed, example, element). It costs two multiplications an element, needs no
     memory, and the backward pass makes the same numbers again instead of storing them.
     """
-    rows, columns = shape[0], tf.reduce_prod(shape[1:])
-    row = _mix(seed + first_row + tf.cast(tf.range(rows), tf.uint32))
-    column = tf.cast(tf.range(columns), tf.uint32) * _u32(0x9E3779B9)
-    keep = _mix(row[:, None] + column[None, :]) >= _u32(round(rate * 2.0**32))
-    return tf.reshape(tf.where(keep, 1.0 / (1.0 - rate), 0.0), shape)
+    row = _mix(seed + first_row + tf.cast(tf.range(batch), tf.uint32))
+    row = tf.reshape(row, [batch] + [1] * len(element.shape))
+    keep = _mix(row + (element * _u32(0x9E3779B9))[None]) >= _u32(round(rate * 2.0**32))
+    return tf.where(keep, 1.0 / (1.0 - rate), 0.0)
+
+
+def _hidden_elements(columns: tf.Tensor) -> tf.Tensor:
+    """Numbers of the elements of [S*H]: position * H + unit."""
+    return tf.cast(tf.range(columns), tf.uint32)
+
+
+def _score_elements(shape: tf.Tensor) -> tf.Tensor:
+    """Numbers of the elements of [A, S, S] (shape: [B, A, S, S]), with strides above any S, hence the same for all."""
+    head, query, key = (tf.cast(tf.range(size), tf.uint32) for size in (shape[1], shape[2], shape[3]))
+    return head[:, None, None] * _u32(1 << 22) + query[None, :, None] * _u32(1 << 11) + key[None, None, :]
 
 
 # The factories below are cached so that all layers share one compiled program per shape: what differs from layer to
@@ -82,13 +95,14 @@ def _dropout_scale(shape: tf.Tensor, seed: tf.Tensor, first_row: tf.Tensor, rate
 def _dropout_function(rate: float):
     @_fused
     def scale(x, seed, first_row):
-        return tf.cast(_f32(x) * _dropout_scale(tf.shape(x), seed, first_row, rate), x.dtype)
+        rows, columns = tf.shape(x)[0], tf.shape(x)[1]
+        return tf.cast(_f32(x) * _dropout_scale(_hidden_elements(columns), rows, seed, first_row, rate), x.dtype)
 
     return scale
 
 
 def dropout(x: tf.Tensor, key: DropoutKey | None, site: int, rate: float) -> tf.Tensor:
-    """Inverted dropout of x [B, ...]; identity without a key. `site` numbers the dropouts of a network."""
+    """Inverted dropout of x [B, C]; identity without a key. `site` numbers the dropouts of a network."""
     if key is None or rate == 0.0:
         return x
     scale, (seed, first_row) = _dropout_function(rate), _site_seed(key, site)
@@ -100,31 +114,75 @@ def dropout(x: tf.Tensor, key: DropoutKey | None, site: int, rate: float) -> tf.
     return op(x)
 
 
-# ------------------------------------------------------------------------------------------------- activation
-@_fused
-def _gelu_forward(x):
-    x32 = _f32(x)
-    return tf.cast(0.5 * x32 * (1.0 + tf.tanh(_GELU_SLOPE * (x32 + _GELU_CUBIC * x32 * x32 * x32))), x.dtype)
+# ----------------------------------------------------------------------------------------------- bias, activation
+def _column_sum(x: tf.Tensor) -> tf.Tensor:
+    """Sum over rows, [R, C] -> [C]; as a product it is faster on a CPU than any reduction, and sums in float32."""
+    return tf.matmul(tf.ones([1, tf.shape(x)[0]], x.dtype), x)[0]
 
 
-@_fused
-def _gelu_backward(x, dy):
-    x32 = _f32(x)
-    t = tf.tanh(_GELU_SLOPE * (x32 + _GELU_CUBIC * x32 * x32 * x32))
-    slope = _GELU_SLOPE * (1.0 + 3.0 * _GELU_CUBIC * x32 * x32)
-    return tf.cast(_f32(dy) * (0.5 * (1.0 + t) + 0.5 * x32 * (1.0 - t * t) * slope), x.dtype)
+def _activation(function, derivative):
+    """An op (x [R, C], bias [C]) -> function(x + bias) from a function of float32 and its derivative."""
+
+    @_fused
+    def forward(x, bias):
+        return tf.cast(function(_f32(x) + _f32(bias)), x.dtype)
+
+    @_fused
+    def backward(x, bias, dy):
+        return tf.cast(_f32(dy) * derivative(_f32(x) + _f32(bias)), x.dtype)
+
+    @tf.custom_gradient
+    def op(x, bias):
+        def gradient(dy):
+            dx = backward(x, bias, dy)
+            return dx, _column_sum(dx)
+
+        return forward(x, bias), gradient
+
+    return op
 
 
-@tf.custom_gradient
-def gelu(x: tf.Tensor) -> tuple:
-    """GELU by its tanh approximation, as in Google's BERT (arXiv 1606.08415, section 2)."""
-    return _gelu_forward(x), lambda dy: _gelu_backward(x, dy)
+def _tanh_gelu(x):
+    return 0.5 * x * (1.0 + tf.tanh(_GELU_SLOPE * (x + _GELU_CUBIC * x * x * x)))
+
+
+def _tanh_gelu_derivative(x):
+    t = tf.tanh(_GELU_SLOPE * (x + _GELU_CUBIC * x * x * x))
+    return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * _GELU_SLOPE * (1.0 + 3.0 * _GELU_CUBIC * x * x)
+
+
+def _erf_gelu(x):
+    return 0.5 * x * (1.0 + tf.math.erf(x * math.sqrt(0.5)))
+
+
+def _erf_gelu_derivative(x):
+    density = math.sqrt(0.5 / math.pi) * tf.exp(-0.5 * x * x)
+    return 0.5 * (1.0 + tf.math.erf(x * math.sqrt(0.5))) + x * density
+
+
+# GELU (arXiv 1606.08415): x times the normal distribution function. Google's BERT has its tanh approximation (section
+# 2), the models of Hugging Face the function itself.
+gelu = _activation(_tanh_gelu, _tanh_gelu_derivative)
+gelu_exact = _activation(_erf_gelu, _erf_gelu_derivative)
 
 
 # ------------------------------------------------------------------------------------------------ layer norm
+@functools.cache
+def _on_cpu() -> bool:
+    return not tf.config.list_physical_devices("GPU")
+
+
+def _row_mean(x: tf.Tensor) -> tf.Tensor:
+    """Mean over the last axis, [R, H] -> [R, 1]. XLA reduces a row on a CPU element by element; a product does not."""
+    if not _on_cpu():
+        return tf.reduce_mean(x, -1, keepdims=True)
+    size = tf.shape(x)[1]
+    return tf.matmul(x, tf.ones([size, 1])) / tf.cast(size, tf.float32)
+
+
 def _normalise(s, gamma, beta):
-    mean = tf.reduce_mean(s, -1, keepdims=True)
-    rstd = tf.math.rsqrt(tf.reduce_mean(tf.square(s - mean), -1, keepdims=True) + LAYER_NORM_EPSILON)
+    mean = _row_mean(s)
+    rstd = tf.math.rsqrt(_row_mean(tf.square(s - mean)) + LAYER_NORM_EPSILON)
     return (s - mean) * rstd * gamma + beta, mean, rstd
 
 
@@ -132,33 +190,41 @@ def _layer_norm_gradient(dy, s, mean, rstd, gamma):
     """d/ds, d/dgamma, d/dbeta of gamma * (s - mean) * rstd + beta (arXiv 1607.06450)."""
     normed, dy32 = (_f32(s) - mean) * rstd, _f32(dy)
     d = dy32 * gamma
-    ds = rstd * (d - tf.reduce_mean(d, -1, keepdims=True) - normed * tf.reduce_mean(d * normed, -1, keepdims=True))
+    ds = rstd * (d - _row_mean(d) - normed * _row_mean(d * normed))
     return ds, tf.reduce_sum(dy32 * normed, 0), tf.reduce_sum(dy32, 0)
 
 
-@functools.cache
-def _add_layer_norm_functions(rate: float):
-    def scale(t, batch, seed, first_row):  # drawn per example: [R, H] is [B, S*H]
-        return tf.reshape(_dropout_scale(tf.stack([batch, tf.size(t) // batch]), seed, first_row, rate), tf.shape(t))
+class _AddLayerNorm:
+    """The compiled functions of add_layer_norm for one dropout rate."""
 
-    @_fused
-    def forward(x, residual, gamma, beta, batch, seed, first_row):
-        dropped = _f32(x) if rate == 0.0 else _f32(x) * scale(x, batch, seed, first_row)
-        s = _f32(residual) + dropped
+    def __init__(self, rate: float):
+        self.rate = rate
+        self.output = _fused(lambda *arguments: self._forward(*arguments)[0])
+        self.forward = _fused(self._forward)
+        self.backward = _fused(self._backward)
+
+    def _scale(self, t, batch, seed, first_row):  # drawn per example: [R, H] is [B, S*H]
+        elements = _hidden_elements(tf.size(t) // batch)
+        return tf.reshape(_dropout_scale(elements, batch, seed, first_row, self.rate), tf.shape(t))
+
+    def _forward(self, x, bias, residual, gamma, beta, *draw):
+        branch = _f32(x) + _f32(bias)
+        s = _f32(residual) + (branch if self.rate == 0.0 else branch * self._scale(x, *draw))
         y, mean, rstd = _normalise(s, gamma, beta)
         return tf.cast(y, x.dtype), tf.cast(s, x.dtype), mean, rstd
 
-    @_fused
-    def backward(dy, s, mean, rstd, gamma, batch, seed, first_row):
+    def _backward(self, dy, s, mean, rstd, gamma, *draw):
         ds, dgamma, dbeta = _layer_norm_gradient(dy, s, mean, rstd, gamma)
-        dx = ds if rate == 0.0 else ds * scale(s, batch, seed, first_row)
+        dx = ds if self.rate == 0.0 else ds * self._scale(s, *draw)
         return tf.cast(dx, dy.dtype), tf.cast(ds, dy.dtype), dgamma, dbeta
 
-    return forward, backward
+
+_add_layer_norm = functools.cache(_AddLayerNorm)
 
 
 def add_layer_norm(
     x: tf.Tensor,
+    bias: tf.Tensor,
     residual: tf.Tensor,
     gamma: tf.Tensor,
     beta: tf.Tensor,
@@ -167,19 +233,29 @@ def add_layer_norm(
     site: int,
     rate: float,
 ) -> tf.Tensor:
-    """LayerNorm(residual + dropout(x)) over the last axis.
+    """LayerNorm(residual + dropout(x + bias)) over the last axis.
 
-    x, residual: [R, H] with R = batch*S; gamma, beta: [H] float32; batch: int32 scalar B.
+    x, residual: [R, H] with R = batch*S; bias: [H]; gamma, beta: [H] float32; batch: int32 scalar B.
     """
-    forward, backward = _add_layer_norm_functions(rate if key is not None else 0.0)
+    functions = _add_layer_norm(rate if key is not None else 0.0)
     draw = (batch, *_site_seed(key, site))
 
     @tf.custom_gradient
-    def op(x, residual, gamma, beta):
-        y, s, mean, rstd = forward(x, residual, gamma, beta, *draw)
-        return y, lambda dy: backward(dy, s, mean, rstd, gamma, *draw)
+    def op(x, bias, residual, gamma, beta):
+        arguments = (x, bias, residual, gamma, beta, *draw)
+        if key is None:  # most likely no gradient is wanted: what it needs is not written out, but made again
+            y, saved = functions.output(*arguments), None
+        else:
+            y, *saved = functions.forward(*arguments)
 
-    return op(x, residual, gamma, beta)
+        def gradient(dy):
+            s, mean, rstd = saved or functions.forward(*arguments)[1:]
+            dx, ds, dgamma, dbeta = functions.backward(dy, s, mean, rstd, gamma, *draw)
+            return dx, _column_sum(dx), ds, dgamma, dbeta
+
+        return y, gradient
+
+    return op(x, bias, residual, gamma, beta)
 
 
 @_fused
@@ -203,16 +279,54 @@ def layer_norm(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple:
 
 # -------------------------------------------------------------------------------------------------- attention
 @functools.cache
+def _heads_functions(heads: int):
+    @_fused
+    def forward(x, bias, batch):
+        x32 = _f32(x) + _f32(bias)
+        shape = [batch, tf.shape(x)[0] // batch, heads, tf.shape(x)[1] // (3 * heads)]
+        return [tf.cast(tf.transpose(tf.reshape(t, shape), [0, 2, 1, 3]), x.dtype) for t in tf.split(x32, 3, axis=1)]
+
+    @_fused
+    def backward(dq, dk, dv):
+        rows, columns = tf.shape(dq)[0] * tf.shape(dq)[2], heads * tf.shape(dq)[3]
+        return tf.concat([tf.reshape(tf.transpose(t, [0, 2, 1, 3]), [rows, columns]) for t in (dq, dk, dv)], axis=1)
+
+    return forward, backward
+
+
+def split_heads(x: tf.Tensor, bias: tf.Tensor, batch: tf.Tensor, heads: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Queries, keys and values [B, A, S, D] each, from x + bias, x being [R, 3H] with the three side by side.
+
+    R = batch*S; bias: [3H]; batch: int32 scalar.
+    """
+    forward, backward = _heads_functions(heads)
+
+    @tf.custom_gradient
+    def op(x, bias):
+        def gradient(dq, dk, dv):
+            dx = backward(dq, dk, dv)
+            return dx, _column_sum(dx)
+
+        return tuple(forward(x, bias, batch)), gradient
+
+    return op(x, bias)
+
+
+@functools.cache
 def _attention_functions(scale: float, rate: float):
+    def dropout_scale(p, seed, first_row):
+        return _dropout_scale(_score_elements(tf.shape(p)), tf.shape(p)[0], seed, first_row, rate)
+
     @_fused
     def forward(scores, mask_bias, seed, first_row):
         p = tf.nn.softmax(_f32(scores) * scale + mask_bias)
-        dropped = p if rate == 0.0 else p * _dropout_scale(tf.shape(p), seed, first_row, rate)
-        return tf.cast(p, scores.dtype), tf.cast(dropped, scores.dtype)
+        if rate == 0.0:
+            return tf.cast(p, scores.dtype)
+        return tf.cast(p, scores.dtype), tf.cast(p * dropout_scale(p, seed, first_row), scores.dtype)
 
     @_fused
     def backward(dy, p, seed, first_row):
-        dp = _f32(dy) if rate == 0.0 else _f32(dy) * _dropout_scale(tf.shape(p), seed, first_row, rate)
+        dp = _f32(dy) if rate == 0.0 else _f32(dy) * dropout_scale(p, seed, first_row)
         p32 = _f32(p)
         return tf.cast(scale * p32 * (dp - tf.reduce_sum(dp * p32, -1, keepdims=True)), dy.dtype)
 
@@ -231,7 +345,8 @@ def attention_probabilities(
 
     @tf.custom_gradient
     def op(scores):
-        p, dropped = forward(scores, mask_bias, *draw)
+        result = forward(scores, mask_bias, *draw)
+        p, dropped = result if isinstance(result, (tuple, list)) else (result, result)
         return dropped, lambda dy: backward(dy, p, *draw)
 
     return op(scores)

@@ -1,4 +1,4 @@
-"""Pre-training records: the schema, tf.train.Example encoding, TFRecord files and their manifest; no
+"""Pre-training records: the schema; tf.train.Example encoding, TFRecord files and their manifest; no
 TensorFlow here.
 
 S max_seq_length, P max_predictions_per_seq.
@@ -8,6 +8,7 @@ masked CRC-32C of the record, all little-endian (https://www.tensorflow.org/tuto
 record is a serialized tf.train.Example (tensorflow/core/example/{example,feature}.proto).
 """
 
+import functools
 import hashlib
 import mmap
 import os
@@ -43,7 +44,7 @@ class PretrainingExample(NamedTuple):
     next_sentence_labels: Sequence[int]  # [1] 0: B follows A in the document, 1: B is from another document
 
 
-FLOAT_FEATURES = frozenset({"masked_lm_weights"})
+FLOAT_FEATURES = frozenset({"masked_lm_weights", "label_values"})
 
 
 def feature_shapes(max_seq_length: int, max_predictions_per_seq: int) -> dict[str, int]:
@@ -95,17 +96,24 @@ def _field(tag: int, payload: bytes) -> bytes:
 
 
 _FLOAT_LIST, _INT64_LIST = 2, 3  # the fields of Feature's oneof
-# Sorted by name, so that equal examples are equal bytes (a protobuf map has no order of its own).
-_ENCODING = tuple(
-    (index, _FLOAT_LIST if name in FLOAT_FEATURES else _INT64_LIST, _field(1, name.encode()))
-    for name, index in sorted((name, index) for index, name in enumerate(PretrainingExample._fields))
-)
 
 
-def encode_example(example: PretrainingExample) -> bytes:
-    """The serialized tf.train.Example; equal examples give equal bytes."""
+@functools.cache
+def _encoding(schema: type) -> tuple[tuple[int, int, bytes], ...]:
+    """(place in the tuple, kind, encoded key) of every feature.
+
+    Sorted by name, so that equal examples are equal bytes (a protobuf map has no order of its own).
+    """
+    return tuple(
+        (index, _FLOAT_LIST if name in FLOAT_FEATURES else _INT64_LIST, _field(1, name.encode()))
+        for name, index in sorted((name, index) for index, name in enumerate(schema._fields))
+    )
+
+
+def encode_example(example: tuple) -> bytes:
+    """The serialized tf.train.Example of a named tuple of lists; equal examples give equal bytes."""
     entries = []
-    for index, kind, key in _ENCODING:
+    for index, kind, key in _encoding(type(example)):
         values = list(example[index])  # of an array, bytes() would give the memory
         if kind == _FLOAT_LIST:
             packed = struct.pack(f"<{len(values)}f", *values)

@@ -11,47 +11,47 @@ scripts/run_pretraining_lamb.sh. Flags: --help; what is written: docs/bert_pretr
 import contextlib
 import itertools
 import sys
-import time
 from pathlib import Path
 
 if __package__ in (None, ""):  # started by path: python bert_tf/run_pretraining.py
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import bert_tf.quiet_tensorflow  # noqa: F401, I001 (first: it silences the import of TensorFlow)
 import numpy as np
-import tensorflow as tf
 from absl import app, flags
 
-from bert_tf import checkpoint, distributed, schedules
+from bert_tf import checkpoint, distributed, runs, schedules
 from bert_tf.input_pipeline import PretrainingRecords
-from bert_tf.losses import NO_SUMS, PretrainingSums, pad_batch
+from bert_tf.losses import NO_SUMS, Pretraining, PretrainingSums, pad_batch
 from bert_tf.model import BertConfig, BertForPreTraining
 from bert_tf.optimization import canonical_name, create_optimizer
-from bert_tf.precision import INITIAL_LOSS_SCALE, PRECISIONS, LossScale, Precision
-from bert_tf.train_step import PretrainingStep, create_evaluation
+from bert_tf.precision import LossScale, Precision
+from bert_tf.train_step import TrainStep, create_evaluation
 from bert_tf.weights import ComputeWeights
-from runkit import machine
 from runkit.errors import UserError, run_main
-from runkit.files import atomic_open, locked_directory, read_json, sha256_file, write_json
-from runkit.log import RunLog, read_log
-from runkit.meters import ThroughputMeter, closing_lines_inference, closing_lines_train
-from runkit.plots import line_plot
-from runkit.progress import duration
+from runkit.files import atomic_open, locked_directory, write_json
+from runkit.log import RunLog
+from runkit.meters import ThroughputMeter, closing_lines_inference
 from runkit.store import CheckpointStore
-from runkit.tensorboard import EventWriter
 
 FLAGS = flags.FLAGS
+METRICS = {
+    **{
+        name: {"unit": "nat", "format": ":.4f", "STAGE": "TRAIN"}
+        for name in ("mlm_loss", "nsp_loss", "total_loss", "avg_loss_step")
+    },
+    "throughput_train": {"unit": "sequences/s", "format": ":.2f", "STAGE": "TRAIN"},
+    "throughput_val": {"unit": "sequences/s", "format": ":.2f", "STAGE": "VAL"},
+}
 UNIGRAM_SAMPLE = 100_000  # training records from which token frequencies are counted
 
 
 def define_flags() -> None:
     """The published flags with their defaults; those added here say so."""
+    runs.define_flags()
+    flags.adopt_module_key_flags(runs)
     string, integer, real, boolean = flags.DEFINE_string, flags.DEFINE_integer, flags.DEFINE_float, flags.DEFINE_bool
-    string("bert_config_file", None, "model configuration, Google's bert_config.json", required=True)
     string("input_files_dir", None, "folders of training TFRecords, separated by commas", required=True)
     string("eval_files_dir", None, "folders of evaluation TFRecords; required by --do_eval")
-    string("output_dir", None, "where checkpoints, logs and results go", required=True)
-    string("dllog_path", None, "DLLogger JSON lines; default <output_dir>/bert_dllog.json")
-    string("init_checkpoint", None, "weights to start from (weights only: step, moments and loss scale start anew)")
     string("optimizer_type", "lamb", "lamb (NVLAMB) or adam, in any case")
     integer("max_seq_length", 512, "must match the records", lower_bound=1)
     integer("max_predictions_per_seq", 80, "must match the records", lower_bound=1)
@@ -67,17 +67,8 @@ def define_flags() -> None:
     integer("max_eval_steps", 100, "batches in evaluation at most; 0: every record", lower_bound=0)
     integer("num_accumulation_steps", 1, "micro-batches an update (N)", lower_bound=1)
     boolean("allreduce_post_accumulation", False, "exchange gradients once an update instead of every micro-batch")
-    boolean("verbose_logging", False, "list the variables")
-    boolean("horovod", False, "train on the processes started by horovodrun or mpirun")
     boolean("report_loss", True, "accepted for old command lines; losses are always reported")
     boolean("manual_fp16", False, "as --precision=fp16")
-    boolean("amp", True, "mixed precision: as --precision=fp16 on a GPU, bf16 on a CPU; --noamp: tf32 or fp32")
-    boolean("use_xla", None, "compile the step by XLA; default: on a GPU yes, on a CPU no (slower there)")
-    real("init_loss_scale", INITIAL_LOSS_SCALE, "first loss scale of fp16")
-    integer("iterations_per_loop", 1000, "accepted for old command lines, without effect")
-    flags.DEFINE_enum("precision", None, list(PRECISIONS), "compute precision; wins over --amp (added)")
-    integer("seed", 12345, "governs initial weights, dropout and data order (added)", lower_bound=0)
-    integer("keep_checkpoints", 1, "how many of the newest checkpoints stay (added)", lower_bound=1)
 
 
 def main(argv: list[str]) -> None:
@@ -88,21 +79,19 @@ def main(argv: list[str]) -> None:
 
 def run(argv: list[str], stack: contextlib.ExitStack) -> None:
     """main's body; what has to be given back in the end goes on the stack."""
-    if len(argv) > 1:
-        raise UserError(f"arguments without a flag: {argv[1:]}; flags are written --name=value")
+    runs.refuse_words(argv)
     check_flags()
 
     # ------------------------------------------------------------------------------ processes and precision
     group = distributed.init(FLAGS.horovod)
-    precision = choose_precision()
+    precision = runs.choose_precision(FLAGS.manual_fp16)
     precision.activate()
-    gpu = bool(tf.config.list_logical_devices("GPU"))
-    use_xla = gpu if FLAGS.use_xla is None else FLAGS.use_xla
+    use_xla = runs.choose_xla()
     output_dir = Path(FLAGS.output_dir)
     if group.is_root:
         stack.enter_context(locked_directory(output_dir, "training"))
     store = CheckpointStore(output_dir, keep=FLAGS.keep_checkpoints)
-    log = open_log(output_dir, group.rank, resumed=bool(store.steps()))
+    log = runs.open_log(output_dir, group.rank, bool(store.steps()), METRICS)
     global_batch = FLAGS.train_batch_size * FLAGS.num_accumulation_steps * group.size
     peak = FLAGS.learning_rate * group.size
 
@@ -118,12 +107,23 @@ def run(argv: list[str], stack: contextlib.ExitStack) -> None:
     vocabulary = common_vocabulary([training, evaluation] if evaluation else [training])
 
     # ---------------------------------------------------------------------------------- model and state
-    model = BertForPreTraining(config, FLAGS.seed)
+    model, objective = BertForPreTraining(config, FLAGS.seed), Pretraining()
     weights = ComputeWeights(model.variables, precision.compute_dtype)
     optimizer = create_optimizer(FLAGS.optimizer_type, weights.masters)
     loss_scale = LossScale(precision.loss_scaling, FLAGS.init_loss_scale)
-    state = start_or_resume(store, weights, optimizer, loss_scale, vocabulary, group, log)
-    settings = resolved_settings(group, precision, use_xla, global_batch, peak, config)
+    identity = {"seed": FLAGS.seed, "optimizer_type": canonical_name(FLAGS.optimizer_type), "vocab_sha256": vocabulary}
+    state = runs.start_or_resume(
+        store, weights, optimizer, loss_scale, identity, group, log, random_weights=FLAGS.do_train
+    )
+    settings = runs.resolved_settings(
+        sys.modules[__name__],
+        processes=group.size,
+        global_batch_size=global_batch,
+        effective_learning_rate=peak,
+        precision=precision.name,
+        use_xla=use_xla,
+        bert_config=config.to_dict(),
+    )
     log.parameters(settings)
     if group.is_root:
         write_json(output_dir / ("run_config.json" if FLAGS.do_train else "eval_config.json"), settings)
@@ -136,19 +136,20 @@ def run(argv: list[str], stack: contextlib.ExitStack) -> None:
         return evaluate(evaluation_step, batches, log_frequencies, precision, log)
 
     if evaluation is not None and group.is_root:
-        evaluation_step = create_evaluation(model, weights, use_xla)
+        evaluation_step = create_evaluation(model, objective, weights, use_xla)
         log_frequencies = unigram_log_probabilities(training, config.vocab_size)
         if FLAGS.do_train and state["updates"] == 0:
             log.info("evaluation of the initial weights")
             state["initial_masked_lm_loss"] = evaluate_now()["masked_lm_loss"]
 
     # ---------------------------------------------------------------------------------- train
-    summary = previous_summary(output_dir / "summary.json", int(optimizer.step))
+    summary = runs.previous_summary(output_dir / "summary.json", int(optimizer.step))
     if FLAGS.do_train and int(optimizer.step) >= FLAGS.num_train_steps:
         log.info(f"nothing left to train: step {int(optimizer.step)} of {FLAGS.num_train_steps} is done")
     elif FLAGS.do_train:
-        step = PretrainingStep(
+        step = TrainStep(
             model,
+            objective,
             weights,
             optimizer,
             loss_scale,
@@ -162,7 +163,8 @@ def run(argv: list[str], stack: contextlib.ExitStack) -> None:
         summary = {"global_batch_size": global_batch, "learning_rate": peak, "precision": precision.name}
         summary |= train(step, training, store, state, peak, log)
         if group.is_root:
-            plot_losses(log.path, output_dir / "loss_curve.png")
+            curves = {"total loss": "avg_loss_step", "masked-LM loss": "avg_mlm_loss_step"}
+            runs.plot_losses(log.path, output_dir / "loss_curve.png", curves, "Pre-training")
 
     # ---------------------------------------------------------------------------------- evaluate and report
     summary |= {"steps": int(optimizer.step), "initial_masked_lm_loss": state.get("initial_masked_lm_loss")}
@@ -177,66 +179,33 @@ def run(argv: list[str], stack: contextlib.ExitStack) -> None:
 
 # ------------------------------------------------------------------------------------------------- the loop
 def train(step, records, store, state, peak, log) -> dict:
-    """Updates until num_train_steps are done, with checkpoints; returns what goes to the summary.
-
-    step: PretrainingStep; state: see start_or_resume. An update whose gradient is not finite is attempted but not done:
-    its records are spent, its step number is used again.
-    """
-    optimizer, loss_scale, group = step.optimizer, step.loss_scale, step.distributed
-    total, done = FLAGS.num_train_steps, int(optimizer.step)
+    """The rest of the phase's updates; returns what goes to the summary. state: see runs.start_or_resume."""
+    total, n = FLAGS.num_train_steps, FLAGS.num_accumulation_steps
     schedule = schedules.create_schedule(canonical_name(FLAGS.optimizer_type), peak, FLAGS.num_warmup_steps, total)
-    global_batch = FLAGS.train_batch_size * step.micro_batches
-    stream = records.batches(
-        state["records"], FLAGS.train_batch_size, FLAGS.num_accumulation_steps, group.rank, group.size
-    )
-    events = EventWriter(store.directory, purge_step=done + 1) if group.is_root else None
-    meter = ThroughputMeter(warmup_updates=min(5, (total - done) // 2))
-    since_last_line, first, started = NO_SUMS, done, time.monotonic()
-    while done < total:
-        meter.start()
-        learning_rate = schedule(done)
-        batches = list(itertools.islice(stream, FLAGS.num_accumulation_steps))
-        result = step(batches, learning_rate, state["updates"])
-        meter.stop(global_batch)
-        state["updates"] += 1
-        state["records"] += global_batch
-        if not result.applied:
-            scale = f" (loss scale now {float(loss_scale.scale):g})" if loss_scale.enabled else ""
-            log.warning(f"the update after step {done} was skipped: its gradient is not finite{scale}")
-            loss_scale.check(done)
-            continue
-        done += 1
-        since_last_line += result.sums
-        if done % FLAGS.display_loss_steps == 0 or done == total:
-            values = line_values(result, since_last_line, learning_rate, meter.lap(), loss_scale)
-            seconds_left = (time.monotonic() - started) / (done - first) * (total - done)
-            log.log(done, values, echo=False)
-            log.console(console_line(done, values, seconds_left))
-            if events is not None:
-                events.scalars(done, values)
-            since_last_line = NO_SUMS
-        if done % FLAGS.save_checkpoints_steps == 0 or done == total:
-            if group.is_root:
-                checkpoint.save_training_state(store, done, step.weights.masters, optimizer, loss_scale, state)
-                log.info(f"saved {store.directory / store.name}-{done}")
-            group.barrier()
-            meter.exclude_next()
-    stream.close()
-    if events is not None:
-        events.close()
-
-    log.log((), {"throughput_train": meter.throughput, "total_loss": values["total_loss"]}, echo=False)
-    for line in closing_lines_train(meter):
-        log.console(line)
-    return {"sequences_per_second": meter.throughput, "train_seconds": meter.seconds,
-            "train_loss": values["avg_loss_step"]}  # fmt: skip
+    group = step.distributed
+    stream = records.batches(state["records"], FLAGS.train_batch_size, n, group.rank, group.size)
+    with contextlib.closing(stream):
+        return runs.train(
+            step,
+            (list(itertools.islice(stream, n)) for _ in itertools.count()),
+            schedule,
+            total,
+            FLAGS.train_batch_size * step.micro_batches,
+            state,
+            store,
+            log,
+            no_sums=NO_SUMS,
+            line_values=line_values,
+            console_text=console_text,
+            save_steps=FLAGS.save_checkpoints_steps,
+            display_steps=FLAGS.display_loss_steps,
+        )
 
 
-def line_values(result, since_last_line: PretrainingSums, learning_rate, throughput, loss_scale) -> dict:
+def line_values(now: PretrainingSums, since_last_line: PretrainingSums) -> dict:
     """The values of one log line: of the update just done, and averages over the updates since the last line."""
-    now, average = result.sums.means(), since_last_line.means()
-    values = {
-        "throughput_train": throughput,
+    now, average = now.means(), since_last_line.means()
+    return {
         "mlm_loss": now["masked_lm_loss"],
         "nsp_loss": now["next_sentence_loss"],
         "total_loss": now["loss"],
@@ -244,38 +213,15 @@ def line_values(result, since_last_line: PretrainingSums, learning_rate, through
         "avg_mlm_loss_step": average["masked_lm_loss"],
         "mlm_accuracy": average["masked_lm_accuracy"],
         "nsp_accuracy": average["next_sentence_accuracy"],
-        "learning_rate": learning_rate,
-        "gradient_norm": result.gradient_norm,
     }
-    return values | ({"loss_scaler": float(loss_scale.scale)} if loss_scale.enabled else {})
 
 
-def console_line(done: int, values: dict, seconds_left: float) -> str:
+def console_text(values: dict) -> str:
     """What a reader wants to see of an update."""
     nsp_loss = values["avg_loss_step"] - values["avg_mlm_loss_step"]
     return (
-        f"step {done}/{FLAGS.num_train_steps}  loss {values['avg_loss_step']:.4f}  "
-        f"mlm {values['avg_mlm_loss_step']:.4f} ({100 * values['mlm_accuracy']:.1f}%)  "
-        f"nsp {nsp_loss:.4f} ({100 * values['nsp_accuracy']:.1f}%)  lr {values['learning_rate']:.3e}  "
-        f"{values['throughput_train']:.1f} sequences/s  ETA {duration(seconds_left)}"
-    )
-
-
-def plot_losses(log_path: Path, target: Path) -> None:
-    """The whole run's curve, read back from its log, so that it spans resumes."""
-    lines = {
-        line["step"]: line["data"]
-        for line in read_log(log_path)
-        if line["type"] == "LOG" and "avg_loss_step" in line["data"]
-    }
-    steps = sorted(lines)
-    curves = {"total loss": "avg_loss_step", "masked-LM loss": "avg_mlm_loss_step"}
-    line_plot(
-        target,
-        {name: (steps, [lines[step][key] for step in steps]) for name, key in curves.items()},
-        "update",
-        "loss (nats)",
-        "Pre-training",
+        f"loss {values['avg_loss_step']:.4f}  mlm {values['avg_mlm_loss_step']:.4f} "
+        f"({100 * values['mlm_accuracy']:.1f}%)  nsp {nsp_loss:.4f} ({100 * values['nsp_accuracy']:.1f}%)"
     )
 
 
@@ -337,28 +283,6 @@ def check_flags() -> None:
         raise UserError("--manual_fp16 and --amp exclude each other; use --precision=fp16")
 
 
-def choose_precision() -> Precision:
-    """--precision, or what --amp and --manual_fp16 mean on this machine."""
-    if FLAGS.precision:
-        return Precision.from_name(FLAGS.precision)
-    gpu = bool(tf.config.list_physical_devices("GPU"))
-    if FLAGS.manual_fp16:
-        return Precision.from_name("fp16")
-    if FLAGS.amp:
-        return Precision.from_name("fp16" if gpu else "bf16")
-    return Precision.from_name("tf32" if gpu else "fp32")
-
-
-def open_log(output_dir: Path, rank: int, resumed: bool) -> RunLog:
-    """The run's log with the units and goals of what it will hold."""
-    log = RunLog(FLAGS.dllog_path or output_dir / "bert_dllog.json", rank=rank, append=resumed)
-    for metric in ("mlm_loss", "nsp_loss", "total_loss", "avg_loss_step"):
-        log.metadata(metric, unit="nat", format=":.4f", STAGE="TRAIN")
-    log.metadata("throughput_train", unit="sequences/s", format=":.2f", STAGE="TRAIN")
-    log.metadata("throughput_val", unit="sequences/s", format=":.2f", STAGE="VAL")
-    return log
-
-
 def open_records(directories: str, config: BertConfig, log: RunLog) -> PretrainingRecords:
     """The TFRecords of a comma-separated list of folders, checked against the flags and the model."""
     folders = [folder.strip() for folder in directories.split(",")]
@@ -399,87 +323,6 @@ def common_vocabulary(all_records: list[PretrainingRecords]) -> str | None:
             "data/create_datasets_from_start.sh)"
         )
     return next(iter(made_with))[0] if made_with else None
-
-
-def previous_summary(path: Path, step: int) -> dict:
-    """The summary of the same weights by an earlier call, whose training figures stay true; else nothing."""
-    summary = read_json(path) if path.exists() else {}
-    return summary if isinstance(summary, dict) and summary.get("steps") == step else {}
-
-
-def start_or_resume(store, weights, optimizer, loss_scale, vocabulary, group, log) -> dict:
-    """Restores this run's newest checkpoint, else loads --init_checkpoint, else keeps the fresh weights; says which.
-
-    The root reads and the other processes receive. Returns the run's state: updates attempted and records consumed so
-    far, and what a resume must share with the run.
-    """
-    settings = {"seed": FLAGS.seed, "optimizer_type": canonical_name(FLAGS.optimizer_type), "vocab_sha256": vocabulary}
-    state = None
-    if group.is_root:
-        state = checkpoint.restore_training_state(store, weights.masters, optimizer, loss_scale)
-        if state is not None:
-            log.info(f"resuming {store.directory} at step {int(optimizer.step)}")
-            check_same_run(store, state, settings, log)
-        elif FLAGS.init_checkpoint:
-            log.info(str(checkpoint.load_weights(weights.masters, FLAGS.init_checkpoint)))
-            settings["init_checkpoint"] = weights_identity(FLAGS.init_checkpoint)
-            other = checkpoint.saved_state(FLAGS.init_checkpoint).get("vocab_sha256")
-            if None not in (other, vocabulary) and other != vocabulary:
-                raise UserError(
-                    f"{FLAGS.init_checkpoint} was trained with another vocabulary (SHA-256 {other[:12]}...) than the "
-                    f"records have ({vocabulary[:12]}...): make the records of both phases with one VOCAB_FILE"
-                )
-        elif FLAGS.do_train:
-            log.info(f"starting from random weights (seed {FLAGS.seed})")
-        else:
-            raise UserError(
-                f"nothing to evaluate: {store.directory} holds no checkpoint and --init_checkpoint is not given"
-            )
-    state = group.broadcast_json(state or {"updates": 0, "records": 0, **settings})
-    group.broadcast([*weights.masters, *optimizer.slots.values(), optimizer.step, *loss_scale.state.values()])
-    weights.refresh_all()
-    return state
-
-
-def check_same_run(store, state: dict, settings: dict, log: RunLog) -> None:
-    """Raises UserError when a checkpoint's run differs from this one in what cannot change on the way."""
-    for key, value in settings.items():
-        if state.get(key) != value:
-            raise UserError(
-                f"{store.directory} was trained with {key} {state.get(key)}, not {value}: resume with that, or give "
-                "another output_dir"
-            )
-    if FLAGS.init_checkpoint and state.get("init_checkpoint"):
-        try:
-            same = weights_identity(FLAGS.init_checkpoint) == state["init_checkpoint"]
-        except UserError:  # it was needed at the start only, and may be gone by now
-            return
-        if not same:
-            raise UserError(
-                f"{store.directory} was started from other weights than {FLAGS.init_checkpoint} holds now: give "
-                "another output_dir to start from these, or leave --init_checkpoint out to resume"
-            )
-        log.info(f"{FLAGS.init_checkpoint} was its start and is not read again")
-
-
-def weights_identity(path: str) -> str:
-    """SHA-256 of a checkpoint's index, which holds a checksum of every tensor."""
-    return sha256_file(f"{checkpoint.resolve_prefix(path)}.index")
-
-
-def resolved_settings(group, precision, use_xla, global_batch, peak, config) -> dict:
-    """Every flag and what was derived from them, as saved with the run."""
-    values = {flag.name: flag.value for flag in FLAGS.get_key_flags_for_module(sys.modules[__name__])}
-    derived = {
-        "processes": group.size,
-        "global_batch_size": global_batch,
-        "effective_learning_rate": peak,
-        "precision": precision.name,
-        "use_xla": use_xla,
-        "bert_config": config.to_dict(),
-        "machine": machine.describe(),
-    }
-    return values | derived
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ losses are sums divided by the counts of the whole global batch, dropout is draw
 gradient is clipped once, after it is complete.
 """
 
+import functools
 import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,13 +13,13 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from bert_tf.distributed import Distributed
-from bert_tf.input_pipeline import Batch
-from bert_tf.losses import PretrainingSums, pretraining_sums
-from bert_tf.model import BertForPreTraining
+from bert_tf.losses import Objective, Sums
 from bert_tf.ops import DropoutKey
 from bert_tf.optimization import Optimizer, clip_factor, global_norm
 from bert_tf.precision import LossScale
 from bert_tf.weights import ComputeWeights
+
+Batch = tuple  # a NamedTuple of tensors, `input_ids` [B, S] among them
 
 
 class UpdateResult(NamedTuple):
@@ -28,23 +29,26 @@ class UpdateResult(NamedTuple):
     gradient was not finite and the update was skipped.
     """
 
-    sums: PretrainingSums
+    sums: Sums
     gradient_norm: float
     applied: bool
 
 
-class PretrainingStep:
+class TrainStep:
     """The update as a callable; compiles on first use.
 
+    model: a callable (batch, weights, dropout key) -> outputs, from which the objective takes sums and loss.
     num_accumulation_steps: micro-batches an update on each process (N).
     allreduce_post_accumulation: exchange gradients once an update (True) or after every micro-batch.
     compression: of the exchange, see distributed.Distributed.all_reduce_sum.
-    use_xla: compile forward and backward pass as one XLA program.
+    use_xla: compile forward and backward pass as one XLA program (one for each shape that occurs).
+    batch_spec: signature of the micro-batches, where their shapes vary; by default that of the first.
     """
 
     def __init__(
         self,
-        model: BertForPreTraining,
+        model: tf.Module,
+        objective: Objective,
         weights: ComputeWeights,
         optimizer: Optimizer,
         loss_scale: LossScale,
@@ -54,8 +58,10 @@ class PretrainingStep:
         compression: str | None = None,
         use_xla: bool = False,
         seed: int = 0,
+        batch_spec: Batch | None = None,
     ):
-        self.model, self.weights, self.optimizer, self.loss_scale = model, weights, optimizer, loss_scale
+        self.model, self.objective = model, objective
+        self.weights, self.optimizer, self.loss_scale = weights, optimizer, loss_scale
         self.distributed, self.compression, self.seed = distributed, compression, seed
         self.num_accumulation_steps = num_accumulation_steps
         self.reduce_each = not allreduce_post_accumulation
@@ -65,34 +71,43 @@ class PretrainingStep:
             self._accumulators = [
                 tf.Variable(tf.zeros(v.shape), trainable=False, name=f"{v.name[:-2]}/accum") for v in weights.masters
             ]
-        self._single = tf.function(self._single_update, autograph=False)
-        self._first = tf.function(lambda *args: self._accumulate(True, *args), autograph=False)
-        self._next = tf.function(lambda *args: self._accumulate(False, *args), autograph=False)
+        step_arguments = None
+        if batch_spec is not None:
+            key = DropoutKey(tf.TensorSpec([], tf.uint32), tf.TensorSpec([], tf.uint32))
+            step_arguments = (batch_spec, tf.TensorSpec([None], tf.float32), key)
+        rate = tf.TensorSpec([], tf.float32)
+        self._single = tf.function(
+            self._single_update, input_signature=step_arguments and (*step_arguments, rate), autograph=False
+        )
+        self._first, self._next = (
+            tf.function(functools.partial(self._accumulate, first), input_signature=step_arguments, autograph=False)
+            for first in (True, False)
+        )
         self._finish = tf.function(
             lambda lr: self._apply([v.read_value() for v in self._accumulators], lr, reduced=self.reduce_each),
             autograph=False,
         )
 
     def __call__(self, batches: Sequence[Batch], learning_rate: float, update: int) -> UpdateResult:
-        """batches: this process's N micro-batches, all of one shape. update: number of this update, which together with
-        the run's seed decides the dropout."""
+        """batches: this process's N micro-batches, with the same number of rows. update: number of this update, which
+        together with the run's seed decides the dropout."""
         if len(batches) != self.num_accumulation_steps:
             raise ValueError(f"{len(batches)} micro-batches given, {self.num_accumulation_steps} expected")
-        masked = tf.add_n([tf.reduce_sum(batch.masked_lm_weights) for batch in batches])
-        (masked,) = self.distributed.all_reduce_sum([masked])
+        counts = tf.add_n([self.objective.counts(batch) for batch in batches])
+        (counts,) = self.distributed.all_reduce_sum([counts])
         # Each micro-batch's loss is scaled to the size of a usual mean, so that float16 gradients of one micro-batch
         # out of many do not vanish; _apply divides by the number of micro-batches.
-        lm_factor = self.micro_batches / (masked + 1e-5)
+        factors = self.micro_batches / tf.maximum(counts, 1e-5)
         lr = tf.constant(learning_rate, tf.float32)
         keys = [self._dropout_key(update, index, batch) for index, batch in enumerate(batches)]
         if self.num_accumulation_steps == 1:
-            sums, norm, finite = self._single(batches[0], lm_factor, keys[0], lr)
+            sums, norm, finite = self._single(batches[0], factors, keys[0], lr)
         else:
-            sums = self._first(batches[0], lm_factor, keys[0])
+            sums = self._first(batches[0], factors, keys[0])
             for batch, key in zip(batches[1:], keys[1:], strict=True):
-                sums += self._next(batch, lm_factor, key)
+                sums += self._next(batch, factors, key)
             norm, finite = self._finish(lr)
-        sums = PretrainingSums(*(float(value) for value in self.distributed.all_reduce_sum(list(sums))))
+        sums = type(sums)(*(float(value) for value in self.distributed.all_reduce_sum(list(sums))))
         return UpdateResult(sums, float(norm), bool(finite))
 
     def _dropout_key(self, update: int, index: int, batch: Batch) -> DropoutKey:
@@ -101,20 +116,19 @@ class PretrainingStep:
         return DropoutKey(tf.constant(seed, tf.uint32), tf.constant(row, tf.uint32))
 
     # ------------------------------------------------------------------------------------ graph functions
-    def _gradients(self, batch, lm_factor, key):
+    def _gradients(self, batch, factors, key):
         with tf.GradientTape() as tape:
             self.weights.watch(tape)
-            sums = pretraining_sums(self.model(batch, self.weights, key), batch)
-            loss = sums.masked_lm_loss * lm_factor + sums.next_sentence_loss / sums.examples
-            scaled = self.loss_scale.scaled(loss)
+            sums = self.objective.sums(self.model(batch, self.weights, key), batch)
+            scaled = self.loss_scale.scaled(self.objective.loss(sums, factors))
         return self.weights.gradients(scaled, tape), sums
 
-    def _single_update(self, batch, lm_factor, key, lr):
-        gradients, sums = self._forward_backward(batch, lm_factor, key)
+    def _single_update(self, batch, factors, key, lr):
+        gradients, sums = self._forward_backward(batch, factors, key)
         return sums, *self._apply(gradients, lr, reduced=False)
 
-    def _accumulate(self, first: bool, batch, lm_factor, key):
-        gradients, sums = self._forward_backward(batch, lm_factor, key)
+    def _accumulate(self, first: bool, batch, factors, key):
+        gradients, sums = self._forward_backward(batch, factors, key)
         if self.reduce_each:
             gradients = self.distributed.all_reduce_sum(gradients, self.compression)
         for accumulator, gradient in zip(self._accumulators, gradients, strict=True):
@@ -139,11 +153,24 @@ class PretrainingStep:
         return norm, finite
 
 
-def create_evaluation(model: BertForPreTraining, weights: ComputeWeights, use_xla: bool = False):
-    """A compiled function Batch -> PretrainingSums, without dropout."""
+def create_evaluation(model: tf.Module, objective: Objective, weights: ComputeWeights, use_xla: bool = False):
+    """A compiled function batch -> the objective's sums, without dropout."""
 
     @tf.function(jit_compile=use_xla or None, autograph=False)
-    def evaluate(batch: Batch) -> PretrainingSums:
-        return pretraining_sums(model(batch, weights), batch)
+    def evaluate(batch: Batch) -> Sums:
+        return objective.sums(model(batch, weights), batch)
 
     return evaluate
+
+
+def create_prediction(
+    model: tf.Module, objective: Objective, weights: ComputeWeights, batch_spec: Batch, use_xla: bool = False
+):
+    """A compiled function batch -> (outputs of the model, the objective's sums), without dropout, for any shapes."""
+
+    @tf.function(input_signature=[batch_spec], jit_compile=use_xla or None, autograph=False)
+    def predict(batch: Batch) -> tuple[tf.Tensor, Sums]:
+        outputs = model(batch, weights)
+        return outputs, objective.sums(outputs, batch)
+
+    return predict

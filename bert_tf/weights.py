@@ -1,6 +1,11 @@
 """Float32 master weights and, for reduced precision, the copies that the matrix products read."""
 
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
 import tensorflow as tf
+
+from bert_tf.model import joined_place, variable_name
 
 
 def _stays_float32(variable: tf.Variable) -> bool:
@@ -8,25 +13,64 @@ def _stays_float32(variable: tf.Variable) -> bool:
     return "LayerNorm" in variable.name
 
 
+class _Copy(NamedTuple):
+    """Where a master's copy is: in a variable of its own, or in columns of one that is shared (model.joined_place)."""
+
+    variable: tf.Variable
+    columns: slice | None
+
+    def value(self) -> tf.Tensor:
+        value = tf.convert_to_tensor(self.variable)
+        return value if self.columns is None else value[..., self.columns]
+
+    def assign(self, value: tf.Tensor) -> None:
+        target = self.variable if self.columns is None else self.variable[..., self.columns]
+        target.assign(tf.cast(value, self.variable.dtype))
+
+
 class ComputeWeights:
     """Implements model.Weights.
 
     A copy in the compute dtype is made once an update (`refresh`), not once a micro-batch; embedding rows are looked up
-    in the float32 master, whose gradient is a sparse sum in float32.
+    in the float32 master, whose gradient is a sparse sum in float32. Copies that one product reads lie side by side.
     """
 
     def __init__(self, variables, dtype: tf.DType):
         self.masters = list(variables)
         self.dtype = dtype
-        self._copies = {}
+        self._copies: dict[Any, _Copy] = {}
         if dtype != tf.float32:
+            groups: dict[Any, dict[int, tf.Variable]] = {}
             for variable in self.masters:
                 if not _stays_float32(variable):
-                    copy = tf.Variable(tf.cast(variable, dtype), trainable=False, name=f"copy/{variable.name[:-2]}")
-                    self._copies[variable.ref()] = copy
+                    group, index = joined_place(variable_name(variable)) or (variable.ref(), 0)
+                    groups.setdefault(group, {})[index] = variable
+            for group in groups.values():
+                self._copy_together([group[index] for index in sorted(group)])
+
+    def _copy_together(self, group: list[tf.Variable]) -> None:
+        name = f"copy/{variable_name(group[0])}"
+        copy = tf.Variable(tf.cast(tf.concat(group, -1), self.dtype), trainable=False, name=name)
+        start = 0
+        for variable in group:
+            end = start + variable.shape[-1]
+            self._copies[variable.ref()] = _Copy(copy, slice(start, end) if len(group) > 1 else None)
+            start = end
 
     def __call__(self, variable: tf.Variable) -> tf.Tensor:
-        return tf.convert_to_tensor(self._copies.get(variable.ref(), variable))
+        copy = self._copies.get(variable.ref())
+        return tf.convert_to_tensor(variable) if copy is None else copy.value()
+
+    def joined(self, variables: Sequence[tf.Variable]) -> tf.Tensor:
+        copies = [self._copies.get(variable.ref()) for variable in variables]
+        if None in copies:
+            return tf.concat([tf.convert_to_tensor(variable) for variable in variables], -1)
+        ends = [0, *(copy.columns.stop for copy in copies)]
+        if any(
+            c.variable is not copies[0].variable or c.columns.start != e for c, e in zip(copies, ends, strict=False)
+        ):
+            raise ValueError(f"{[v.name for v in variables]} do not lie side by side in this order")
+        return tf.convert_to_tensor(copies[0].variable)
 
     def lookup(self, variable: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
         return tf.gather(variable, ids)
@@ -35,13 +79,16 @@ class ComputeWeights:
         """Stores an updated master and its copy."""
         variable.assign(value)
         if variable.ref() in self._copies:
-            self._copies[variable.ref()].assign(tf.cast(value, self.dtype))
+            self._copies[variable.ref()].assign(value)
 
     def refresh_all(self) -> None:
         """Makes every copy anew, after the masters were loaded or broadcast."""
         for variable in self.masters:
             if variable.ref() in self._copies:
-                self._copies[variable.ref()].assign(tf.cast(variable, self.dtype))
+                self._copies[variable.ref()].assign(variable)
+
+    def _copy_variables(self) -> list[tf.Variable]:
+        return list({id(copy.variable): copy.variable for copy in self._copies.values()}.values())
 
     def gradients(self, loss: tf.Tensor, tape: tf.GradientTape) -> list[tf.Tensor]:
         """d loss / d master, dense, in the order of `masters`.
@@ -49,20 +96,21 @@ class ComputeWeights:
         Gradients of copies keep the compute dtype; where a table was both looked up and multiplied the two are summed
         in float32.
         """
-        copies = [self._copies.get(variable.ref()) for variable in self.masters]
-        sources = [*self.masters, *(copy for copy in copies if copy is not None)]
-        found = tape.gradient(loss, sources)
-        direct = found[: len(self.masters)]
-        of_copies = iter(found[len(self.masters) :])
+        copies = self._copy_variables()
+        found = tape.gradient(loss, [*self.masters, *copies])
+        of_copies = {id(copy): gradient for copy, gradient in zip(copies, found[len(self.masters) :], strict=True)}
         result = []
-        for variable, copy, sparse in zip(self.masters, copies, direct, strict=True):
-            dense = next(of_copies) if copy is not None else None
-            result.append(_sum_gradients(variable, sparse, dense))
+        for variable, direct in zip(self.masters, found, strict=False):
+            copy = self._copies.get(variable.ref())
+            of_copy = None if copy is None else of_copies[id(copy.variable)]
+            if of_copy is not None and copy.columns is not None:
+                of_copy = of_copy[..., copy.columns]
+            result.append(_sum_gradients(variable, direct, of_copy))
         return result
 
     def watch(self, tape: tf.GradientTape) -> None:
         """Makes the tape follow the copies (it follows the masters by itself)."""
-        for copy in self._copies.values():
+        for copy in self._copy_variables():
             tape.watch(copy)
 
 

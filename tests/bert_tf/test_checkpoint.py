@@ -1,15 +1,21 @@
-"""Checkpoints by name: genuine TF1 files, refusals, exact resume, and the names on the Hugging Face side."""
+"""Checkpoints by name: genuine TF1 files, refusals, exact resume, and weights in the Hugging Face form."""
 
 import json
 import shutil
-import struct
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf import checkpoint
-from bert_tf.model import BertConfig, BertForPreTraining, variable_name
+from bert_tf import checkpoint, huggingface
+from bert_tf.model import (
+    BertConfig,
+    BertForClassification,
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForTagging,
+    variable_name,
+)
 from bert_tf.optimization import create_optimizer
 from bert_tf.precision import LossScale
 from runkit.errors import UserError
@@ -106,9 +112,9 @@ def test_what_is_no_checkpoint_is_named(tmp_path):
     checkpoint.write_tensors(tmp_path / "model.ckpt-10", {"a": tf.zeros(1)})
     with pytest.raises(UserError, match=r"model\.ckpt-11\.index; the folder holds .*model\.ckpt-10"):
         checkpoint.list_variables(tmp_path / "model.ckpt-11")
-    (tmp_path / "model.safetensors").write_bytes(b"x")
+    (tmp_path / "model.h5").write_bytes(b"x")
     with pytest.raises(UserError, match="is not a TensorFlow checkpoint"):
-        checkpoint.list_variables(tmp_path / "model.safetensors")
+        checkpoint.list_variables(tmp_path / "model.h5")
     (tmp_path / "junk.index").write_bytes(b"not an index at all" * 10)
     (tmp_path / "junk.data-00000-of-00001").write_bytes(b"")
     with pytest.raises(UserError, match=r"cannot read the checkpoint .*junk"):
@@ -135,6 +141,13 @@ def test_unwritable_place_is_named(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UserError, match="cannot write the checkpoint"):
         checkpoint.write_tensors(tmp_path / "file" / "m", {"a": tf.zeros(1)})
+
+
+def test_reads_after_a_move(tmp_path):
+    checkpoint.write_tensors(tmp_path / "a", {"x": tf.constant([1.0])})
+    for suffix in (".index", ".data-00000-of-00001"):
+        shutil.move(tmp_path / f"a{suffix}", tmp_path / f"b{suffix}")
+    np.testing.assert_array_equal(checkpoint.read_tensors(tmp_path / "b")["x"], [1.0])
 
 
 # ----------------------------------------------------------------------------------------------- weights only
@@ -234,7 +247,122 @@ def test_half_precision_checkpoint_is_converted(tmp_path):
     assert_same(values(model.variables), {name: tf.cast(v, tf.float32).numpy() for name, v in halves.items()})
 
 
-def test_case_c02_sizes(shared):
+# ---------------------------------------------------------------------------------------------- heads of tasks
+def tiny_config():
+    return make_model().config
+
+
+def test_pretrained_checkpoint_starts_any_task(tmp_path):
+    pretrained = make_model(seed=3)
+    checkpoint.write_tensors(tmp_path / "m", named(pretrained.variables))
+    for model, head, unused in (
+        (BertForQuestionAnswering(tiny_config(), 1), "cls/squad/", 2 + 7),
+        (BertForClassification(tiny_config(), 3, 1), "output_", 7),
+        (BertForTagging(tiny_config(), 3, 1), "output_", 2 + 7),
+    ):
+        assert head == model.HEAD
+        before = values(model.variables)
+        report = checkpoint.load_weights(model.variables, tmp_path / "m", allow_missing=[head])
+        after = values(model.variables)
+        assert sorted(report.missing) == [
+            f"{head.removesuffix('output_')}output_{part}" for part in ("bias", "weights")
+        ]
+        assert len(report.unused) == unused and "left at their initial values" in str(report)
+        assert_same({n: after[n] for n in report.missing}, {n: before[n] for n in report.missing})
+        assert_same({n: after[n] for n in report.matched}, {n: values(pretrained.variables)[n] for n in report.matched})
+
+
+def test_head_of_another_number_of_labels(tmp_path):
+    checkpoint.write_tensors(tmp_path / "m", named(BertForClassification(tiny_config(), 3, 5).variables))
+    model = BertForClassification(tiny_config(), 2, 1)
+    before = values(model.variables)
+    with pytest.raises(UserError, match="was fine-tuned for 3 labels, and this task has 2"):
+        checkpoint.load_weights(model.variables, tmp_path / "m", allow_missing=["output_"])
+    assert_same(values(model.variables), before)
+    report = checkpoint.load_weights(model.variables, tmp_path / "m", allow_other_shape=["output_"])
+    assert sorted(report.other_shape) == ["output_bias", "output_weights"] and not report.missing
+    assert len(report.matched) == len(before) - 2 and f"{len(before) - 2} of {len(before)}" in str(report)
+    assert "of another shape in it, left at their initial values: output_bias, output_weights" in str(report)
+    np.testing.assert_array_equal(model.output.output_weights, before["output_weights"])
+    # a config that does not fit stays an error
+    wide = BertForClassification(make_model(hidden_size=8).config, 2)
+    with pytest.raises(UserError, match="does not fit the model's config"):
+        checkpoint.load_weights(wide.variables, tmp_path / "m")
+
+
+def test_task_without_pooler_starts_no_classifier(tmp_path):
+    checkpoint.write_tensors(tmp_path / "m", named(BertForTagging(tiny_config(), 2).variables))
+    with pytest.raises(UserError, match="saved by a task without a pooler"):
+        checkpoint.load_weights(BertForClassification(tiny_config(), 2).variables, tmp_path / "m")
+
+
+# ------------------------------------------------------------------------------------- files that belong together
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def write_vocab(path, size):
+    path.write_text("".join(f"{token}\n" for token in [*SPECIAL, *"abcdefghijklmnopqrst"][:size]))
+    return path
+
+
+@pytest.mark.parametrize("form", ["tensorflow", "huggingface"])
+def test_files_are_compared_before_anything_is_built(tmp_path, form):
+    model = make_model()
+    folder = tmp_path / "weights"
+    if form == "tensorflow":
+        checkpoint.write_tensors(tmp_path / "weights", named(model.variables))
+    else:
+        huggingface.export(folder, "pretraining", model.config, values(model.variables))
+    assert checkpoint.word_embedding_rows(folder) == 15
+    vocab = {size: write_vocab(tmp_path / f"vocab{size}.txt", size) for size in (14, 15, 16)}
+    assert checkpoint.check_files(vocab[15], model.config, folder) is None
+    assert "1 rows of word embeddings will not be used" in checkpoint.check_files(vocab[14], model.config, folder)
+    numbers = r"vocab16.txt has 16 lines, c.json has vocab_size 15, .*weights has 15 rows"
+    with pytest.raises(UserError, match=numbers):
+        checkpoint.check_files(vocab[16], model.config, folder, "c.json")
+    with pytest.raises(UserError, match=r"has 15 lines, the config has vocab_size 20, .*weights has 15 rows"):
+        checkpoint.check_files(vocab[15], make_model(vocab_size=20).config, folder)
+    with pytest.raises(UserError, match="has 16 lines, the config has vocab_size 15: the last tokens"):
+        checkpoint.check_files(vocab[16], model.config)
+
+
+def test_config_beside_huggingface_weights_is_compared(tmp_path):
+    model = make_model()
+    huggingface.export(tmp_path / "hf", "pretraining", model.config, values(model.variables))
+    vocab = write_vocab(tmp_path / "vocab.txt", 15)
+    other = BertConfig(**(model.config.to_dict() | {"num_attention_heads": 4}))
+    with pytest.raises(UserError, match=r"the config has num_attention_heads 4, .*config\.json has 2"):
+        checkpoint.check_files(vocab, other, tmp_path / "hf")
+    other = BertConfig(**(model.config.to_dict() | {"hidden_act": "gelu_exact"}))
+    warning = checkpoint.check_files(vocab, other, tmp_path / "hf" / "model.safetensors")
+    assert "the config has hidden_act 'gelu_exact'" in warning and "means 'gelu'" in warning
+
+
+def test_no_embeddings_no_bert(tmp_path):
+    checkpoint.write_tensors(tmp_path / "m", {"resnet/conv": tf.zeros(1)})
+    with pytest.raises(
+        UserError, match="is no BERT checkpoint: it has no bert/embeddings/word_embeddings, it holds res"
+    ):
+        checkpoint.word_embedding_rows(tmp_path / "m")
+
+
+def test_case_c02(shared):
+    case, weights = shared / "cases/C02", shared / "cases/C01/checkpoint"
+    fitting = BertConfig.from_json_file(weights / "bert_config.json")
+    wide = BertConfig.from_json_file(case / "bert_config_vocab20.json")
+    vocab = {n: case / f"vocab_{n}_lines.txt" for n in (14, 16)}
+    assert checkpoint.word_embedding_rows(weights) == 15
+    with pytest.raises(UserError, match=r"has 14 lines, the config has vocab_size 20, .* has 15 rows"):
+        checkpoint.check_files(vocab[14], wide, weights)
+    with pytest.raises(
+        UserError, match=r"vocab_16_lines\.txt has 16 lines, the config has vocab_size 15, .* has 15 rows"
+    ):
+        checkpoint.check_files(vocab[16], fitting, weights)
+    assert "1 rows of word embeddings will not be used" in checkpoint.check_files(vocab[14], fitting, weights)
+    assert checkpoint.check_files(weights / "vocab.txt", fitting, weights) is None
+
+
+def test_sizes_of_case_c02(shared):
     case = shared / "cases/C02"
     rows = checkpoint.list_variables(shared / "cases/C01/checkpoint")[checkpoint.WORD_EMBEDDINGS][0]
     config = json.loads((case / "bert_config_vocab20.json").read_text())["vocab_size"]
@@ -363,86 +491,3 @@ def test_step_must_agree(tmp_path):
         checkpoint.save_training_state(
             CheckpointStore(tmp_path), 2, run.model.variables, run.optimizer, run.loss_scale, {}
         )
-
-
-# ----------------------------------------------------------------------------------------------- Hugging Face
-# state_dict of transformers 5.24's BertForPreTraining (1 layer, H 4, I 16, V 15), less the tied decoder
-HUGGINGFACE = {
-    "bert.embeddings.word_embeddings.weight": (15, 4),
-    "bert.embeddings.position_embeddings.weight": (16, 4),
-    "bert.embeddings.token_type_embeddings.weight": (2, 4),
-    "bert.embeddings.LayerNorm.weight": (4,),
-    "bert.embeddings.LayerNorm.bias": (4,),
-    "bert.encoder.layer.0.attention.self.query.weight": (4, 4),
-    "bert.encoder.layer.0.attention.self.query.bias": (4,),
-    "bert.encoder.layer.0.attention.self.key.weight": (4, 4),
-    "bert.encoder.layer.0.attention.self.key.bias": (4,),
-    "bert.encoder.layer.0.attention.self.value.weight": (4, 4),
-    "bert.encoder.layer.0.attention.self.value.bias": (4,),
-    "bert.encoder.layer.0.attention.output.dense.weight": (4, 4),
-    "bert.encoder.layer.0.attention.output.dense.bias": (4,),
-    "bert.encoder.layer.0.attention.output.LayerNorm.weight": (4,),
-    "bert.encoder.layer.0.attention.output.LayerNorm.bias": (4,),
-    "bert.encoder.layer.0.intermediate.dense.weight": (16, 4),
-    "bert.encoder.layer.0.intermediate.dense.bias": (16,),
-    "bert.encoder.layer.0.output.dense.weight": (4, 16),
-    "bert.encoder.layer.0.output.dense.bias": (4,),
-    "bert.encoder.layer.0.output.LayerNorm.weight": (4,),
-    "bert.encoder.layer.0.output.LayerNorm.bias": (4,),
-    "bert.pooler.dense.weight": (4, 4),
-    "bert.pooler.dense.bias": (4,),
-    "cls.predictions.bias": (15,),
-    "cls.predictions.transform.dense.weight": (4, 4),
-    "cls.predictions.transform.dense.bias": (4,),
-    "cls.predictions.transform.LayerNorm.weight": (4,),
-    "cls.predictions.transform.LayerNorm.bias": (4,),
-    "cls.seq_relationship.weight": (2, 4),
-    "cls.seq_relationship.bias": (2,),
-}
-
-
-def test_variable_counts_of_base_and_large():
-    for layers, encoder in ((12, 199), (24, 391)):
-        model = make_model(layers=layers)
-        assert len(model.bert.variables) == encoder and len(model.variables) == encoder + 7
-        mapped = {checkpoint.huggingface_name(name)[0] for name in named(model.variables)}
-        assert len(mapped) == encoder + 7
-
-
-def test_huggingface_names():
-    assert checkpoint.huggingface_name("bert/encoder/layer_11/attention/self/key/kernel") == (
-        "bert.encoder.layer.11.attention.self.key.weight", True)  # fmt: skip
-    assert checkpoint.huggingface_name("cls/predictions/output_bias") == ("cls.predictions.bias", False)
-    for other in ("cls/squad", "output_weights", "bert/pooler/dense/kernel/adam_m", "global_step"):
-        with pytest.raises(ValueError, match="not a variable"):
-            checkpoint.huggingface_name(other)
-
-
-def test_export_huggingface(tmp_path):
-    from safetensors.numpy import load_file
-
-    model = make_model()
-    checkpoint.export_huggingface(tmp_path / "hf", model.config, model.variables)
-    assert sorted(p.name for p in (tmp_path / "hf").iterdir()) == ["config.json", "model.safetensors"]
-    tensors = load_file(tmp_path / "hf" / "model.safetensors")
-    assert {name: tensor.shape for name, tensor in tensors.items()} == HUGGINGFACE
-    ours = named(model.variables)
-    np.testing.assert_array_equal(
-        tensors["bert.encoder.layer.0.output.dense.weight"],
-        ours["bert/encoder/layer_0/output/dense/kernel"].numpy().T,
-    )
-    np.testing.assert_array_equal(tensors["cls.seq_relationship.weight"], ours["cls/seq_relationship/output_weights"])
-    raw = (tmp_path / "hf" / "model.safetensors").read_bytes()
-    header = json.loads(raw[8 : 8 + struct.unpack("<Q", raw[:8])[0]])
-    assert header["__metadata__"] == {"format": "pt"}
-    config = json.loads((tmp_path / "hf" / "config.json").read_text())
-    assert config["hidden_act"] == "gelu_new" and config["layer_norm_eps"] == 1e-12
-    assert config["model_type"] == "bert" and config["architectures"] == ["BertForPreTraining"]
-    assert config["hidden_size"] == 4 and config["type_vocab_size"] == 2
-
-
-def test_reads_after_a_move(tmp_path):
-    checkpoint.write_tensors(tmp_path / "a", {"x": tf.constant([1.0])})
-    for suffix in (".index", ".data-00000-of-00001"):
-        shutil.move(tmp_path / f"a{suffix}", tmp_path / f"b{suffix}")
-    np.testing.assert_array_equal(checkpoint.read_tensors(tmp_path / "b")["x"], [1.0])

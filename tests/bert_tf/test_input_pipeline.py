@@ -13,7 +13,7 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 tf = pytest.importorskip("tensorflow")
 
-from bert_tf.input_pipeline import Batch, PretrainingRecords, _permutation, _prefetched  # noqa: E402
+from bert_tf.input_pipeline import Batch, PretrainingRecords, _prefetched, permutation  # noqa: E402
 from bert_tf.records import PretrainingExample, encode_example, write_tfrecord  # noqa: E402
 from runkit.errors import UserError  # noqa: E402
 from runkit.files import write_json  # noqa: E402
@@ -167,11 +167,11 @@ def test_order_does_not_depend_on_the_place_of_the_folder(tmp_path):
 
 
 def test_permutation():
-    found = {tuple(_permutation(4, seed)) for seed in range(600)}
+    found = {tuple(permutation(4, seed)) for seed in range(600)}
     assert found == set(itertools.permutations(range(4)))
-    first = Counter(_permutation(4, seed)[0] for seed in range(4000))
+    first = Counter(permutation(4, seed)[0] for seed in range(4000))
     assert all(abs(count - 1000) < 120 for count in first.values())
-    assert _permutation(0, 1).tolist() == []
+    assert permutation(0, 1).tolist() == []
 
 
 def test_groups_are_bounded_in_bytes(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf import checkpoint, model
+from bert_tf import checkpoint, huggingface, model
 from bert_tf.input_pipeline import Batch
 from bert_tf.weights import ComputeWeights
 from runkit.errors import UserError
@@ -114,7 +114,8 @@ def peer_python() -> str:
 def test_logits_equal_those_of_transformers(shape, tmp_path):
     config = SMALL if shape == "small" else model.BertConfig(vocab_size=2000, num_hidden_layers=4, type_vocab_size=2)
     python, bert, batch = peer_python(), perturbed_model(config), make_batch(config)
-    checkpoint.export_huggingface(tmp_path / "hf", config, bert.variables)
+    tensors = {model.variable_name(variable): variable.numpy() for variable in bert.variables}
+    huggingface.export(tmp_path / "hf", "pretraining", config, tensors)
     names = ("input_ids", "input_mask", "segment_ids")
     np.savez(tmp_path / "in.npz", **{name: getattr(batch, name).numpy() for name in names})
     script = Path(__file__).with_name("transformers_forward.py")
@@ -123,7 +124,7 @@ def test_logits_equal_those_of_transformers(shape, tmp_path):
     assert expected["missing"].size == 0 and expected["unexpected"].size == 0
 
     weights = ComputeWeights(bert.variables, tf.float32)
-    sequence, _ = bert.bert(batch.input_ids, batch.input_mask, batch.segment_ids, weights)
+    sequence = bert.bert(batch.input_ids, batch.input_mask, batch.segment_ids, weights)
     logits = bert(batch, weights)
     mask = batch.input_mask.numpy().astype(bool)  # what attention leaves in padding is nobody's business
     np.testing.assert_allclose(sequence.numpy()[mask], expected["last_hidden_state"][mask], atol=1e-4)

@@ -36,12 +36,34 @@ def check(op, reference, *inputs, upstream, dtype):
         np.testing.assert_allclose(got / scale, want / scale, atol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_gelu_is_the_tanh_form(dtype):
-    def reference(x):
-        return 0.5 * x * (1 + tf.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+GELU = {
+    "tanh": (ops.gelu, lambda x: 0.5 * x * (1 + tf.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))),
+    "exact": (ops.gelu_exact, lambda x: 0.5 * x * (1 + tf.math.erf(x / np.sqrt(2)))),
+}
 
-    check(ops.gelu, reference, 3 * normal(5, 33, dtype=dtype), upstream=normal(5, 33, seed=1), dtype=dtype)
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", GELU)
+def test_gelu_of_a_sum_with_the_bias(form, dtype):
+    op, gelu = GELU[form]
+    inputs = 3 * normal(5, 33, dtype=dtype), normal(33, seed=2, dtype=dtype)
+    check(op, lambda x, bias: gelu(x + bias), *inputs, upstream=normal(5, 33, seed=1), dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_split_heads(dtype):
+    batch, length, heads, depth = 3, 5, 2, 4
+    x, bias = normal(batch * length, 3 * heads * depth, dtype=dtype), normal(3 * heads * depth, seed=1, dtype=dtype)
+    upstream = normal(3, batch, heads, length, depth, seed=2)
+
+    def op(x, bias):
+        return tf.stack(ops.split_heads(x, bias, tf.constant(batch), heads))
+
+    def reference(x, bias):
+        three = tf.reshape(x + bias, [batch, length, 3, heads, depth])
+        return tf.einsum("bstad->tbasd", three)
+
+    check(op, reference, x, bias, upstream=upstream, dtype=dtype)
 
 
 def layer_norm_reference(x, gamma, beta):
@@ -57,20 +79,21 @@ def test_layer_norm(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rate", [0.0, 0.1])
+@pytest.mark.parametrize("rate", [None, 0.0, 0.1])
 def test_add_layer_norm(dtype, rate):
     batch, site = 3, 4
+    key, rate = (None, 0.1) if rate is None else (KEY, rate)  # without a key there is no dropout
     x, residual = normal(batch * 5, 24, dtype=dtype), normal(batch * 5, 24, seed=5, dtype=dtype)
     ones = tf.ones([batch, 5 * 24])
-    scale = tf.cast(tf.reshape(ops.dropout(ones, KEY, site, rate), [batch * 5, 24]), tf.float64)
+    scale = tf.cast(tf.reshape(ops.dropout(ones, key, site, rate), [batch * 5, 24]), tf.float64)
 
-    def op(x, residual, gamma, beta):
-        return ops.add_layer_norm(x, residual, gamma, beta, KEY, tf.constant(batch), site, rate)
+    def op(x, bias, residual, gamma, beta):
+        return ops.add_layer_norm(x, bias, residual, gamma, beta, key, tf.constant(batch), site, rate)
 
-    def reference(x, residual, gamma, beta):
-        return layer_norm_reference(residual + x * scale, gamma, beta)
+    def reference(x, bias, residual, gamma, beta):
+        return layer_norm_reference(residual + (x + bias) * scale, gamma, beta)
 
-    inputs = (x, residual, 1 + normal(24, seed=1), normal(24, seed=2))
+    inputs = (x, normal(24, seed=6, dtype=dtype), residual, 1 + normal(24, seed=1), normal(24, seed=2))
     check(op, reference, *inputs, upstream=normal(batch * 5, 24, seed=3), dtype=dtype)
 
 
@@ -79,7 +102,9 @@ def test_add_layer_norm(dtype, rate):
 def test_attention_probabilities(dtype, rate):
     shape, site = [2, 3, 6, 6], 9
     bias = tf.constant([[0.0] * 6, [0.0] * 4 + [-10000.0] * 2])[:, None, None, :]
-    scale = tf.cast(ops.dropout(tf.ones(shape), KEY, site, rate), tf.float64)
+    # Equal scores give every position 1/6, so that what is left shows the factors of dropout.
+    scale = tf.cast(6 * ops.attention_probabilities(tf.zeros(shape), 0.0 * bias, 0.125, KEY, site, rate), tf.float64)
+    assert rate == 0.0 or set(np.unique(np.round(scale, 4))) == {0.0, 1.1111}
 
     def op(scores):
         return ops.attention_probabilities(scores, bias, 0.125, KEY, site, rate)
@@ -88,6 +113,17 @@ def test_attention_probabilities(dtype, rate):
         return tf.nn.softmax(scores * 0.125 + tf.cast(bias, tf.float64)) * scale
 
     check(op, reference, 4 * normal(*shape, dtype=dtype), upstream=normal(*shape, seed=1), dtype=dtype)
+
+
+def test_padding_changes_no_dropout():
+    """The same units are dropped however far a batch is padded: in hidden states and in attention."""
+    hidden = [ops.dropout(tf.ones([2, length * 5]), KEY, 3, 0.3).numpy() for length in (6, 8)]
+    np.testing.assert_array_equal(hidden[0], hidden[1][:, :30])
+    bias = [tf.constant([[0.0] * 6 + [-10000.0] * more] * 2)[:, None, None, :] for more in (0, 2)]
+    scores = normal(2, 3, 8, 8)
+    p = [ops.attention_probabilities(scores[..., :n, :n], b, 0.5, KEY, 4, 0.3).numpy()
+         for n, b in zip((6, 8), bias, strict=True)]  # fmt: skip
+    np.testing.assert_allclose(p[0], p[1][..., :6, :6], rtol=1e-6)
 
 
 def test_padding_gets_no_attention():

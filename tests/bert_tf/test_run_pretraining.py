@@ -13,13 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from absl import flags
-from absl.testing import flagsaver
 
 from bert_tf import checkpoint, create_pretraining_data, run_pretraining
 from runkit.errors import UserError
 from runkit.files import locked_directory
 from runkit.log import read_log
+from tests.bert_tf import mains
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = "the a old grey small river boat mill town bird sings sleeps flows waits by under near over and then".split()
@@ -63,13 +62,7 @@ def arguments(values: dict[str, str]) -> list[str]:
 
 
 def run_here(values: dict[str, str]) -> None:
-    """main() in this process, with flags of its own."""
-    if "bert_config_file" not in flags.FLAGS:
-        run_pretraining.define_flags()
-    with flagsaver.flagsaver():
-        flags.FLAGS.unparse_flags()
-        flags.FLAGS(["run_pretraining", *arguments(values)])
-        run_pretraining.main(["run_pretraining"])
+    mains.run_here(run_pretraining, values)
 
 
 def start(values: dict[str, str], *more: str) -> subprocess.Popen:

@@ -12,7 +12,7 @@ from bert_tf.input_pipeline import Batch
 from bert_tf.ops import DropoutKey
 from bert_tf.optimization import create_optimizer
 from bert_tf.precision import LossScale
-from bert_tf.train_step import PretrainingStep, create_evaluation
+from bert_tf.train_step import TrainStep, create_evaluation
 from bert_tf.weights import ComputeWeights
 
 CONFIG = model.BertConfig(
@@ -45,8 +45,8 @@ class Setup:
         self.weights = ComputeWeights(self.bert.variables, dtype)
         self.optimizer = create_optimizer(optimizer, self.weights.masters)
         self.loss_scale = loss_scale or LossScale(False)
-        self.step = PretrainingStep(self.bert, self.weights, self.optimizer, self.loss_scale, group or Distributed(),
-                                    accumulation, seed=5, **options)  # fmt: skip
+        self.step = TrainStep(self.bert, losses.Pretraining(), self.weights, self.optimizer, self.loss_scale,
+                              group or Distributed(), accumulation, seed=5, **options)  # fmt: skip
 
     def values(self) -> dict[str, np.ndarray]:
         slots = self.optimizer.slots
@@ -184,7 +184,7 @@ def test_xla_gives_the_same_update(whole):
 @pytest.mark.parametrize("batch_size", [1, 3, 8, 16])
 def test_evaluation_counts_every_example_once(batch_size):
     setup, batch = Setup(1), make_batch(examples=8)
-    evaluate = create_evaluation(setup.bert, setup.weights)
+    evaluate = create_evaluation(setup.bert, losses.Pretraining(), setup.weights)
     reference = losses.pretraining_sums(setup.bert(batch, setup.weights), batch)
     total = losses.PretrainingSums(*[0.0] * 6)
     for start in range(0, 8, batch_size):
