@@ -92,7 +92,6 @@ def build_ours(options):
     from bert_tf.features import (
         CLASS,
         SPAN,
-        Feature,
         FeatureSet,
         TrainingOrder,
         batch_spec,
@@ -104,6 +103,7 @@ def build_ours(options):
     from bert_tf.model import BertConfig, BertForClassification, BertForQuestionAnswering
     from bert_tf.optimization import create_optimizer
     from bert_tf.precision import LossScale, Precision
+    from bert_tf.records import Feature
     from bert_tf.train_step import TrainStep, create_prediction
     from bert_tf.weights import ComputeWeights
 
@@ -218,7 +218,7 @@ def match(options, task: str, features: Path) -> list[dict]:
                      "--model", options.model, "--precision", options.precision]  # fmt: skip
         contestants.append(Contestant(label, environment, __file__, arguments))
     rows = []
-    for kind in ("train", "predict"):
+    for kind in options.work.split(","):
         count, seconds = TASKS[task][f"{kind}_sample"], {c.label: [] for c in contestants}
         for contestant in contestants:
             contestant.measure(kind, 1)  # compiles every shape, allocates memory
@@ -252,6 +252,7 @@ def main() -> None:
     parser.add_argument("--vocab_file", type=Path, help="uncased vocabulary of 30522 tokens")
     parser.add_argument("--model", default="base", choices=["tiny", "base", "large"])
     parser.add_argument("--precision", default="bf16", choices=["bf16", "fp32"])
+    parser.add_argument("--work", default="train,predict", help="train, predict, or both (default)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, help="default benchmarks/results/bert_finetuning_<model>_<precision>.json")
     for name in ("worker", "padding", "task", "features"):

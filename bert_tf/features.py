@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.input_pipeline import permutation
-from bert_tf.records import TFRecordWriter, encode_example, iter_tfrecord
+from bert_tf.records import Feature, TFRecordWriter, encode_example, iter_tfrecord
 from runkit.errors import UserError
 from runkit.files import read_json, sha256_file, write_json
 
@@ -29,14 +29,6 @@ READ_RECORDS = 1000  # parsed together
 
 
 # ------------------------------------------------------------------------------------------------------ types
-class Feature(NamedTuple):
-    """One example, or one window of one."""
-
-    input_ids: Sequence[int]  # [CLS] ... [SEP], no padding
-    segment_ids: Sequence[int]  # as long
-    label: int | float | tuple[int, int] | Sequence[int]  # see LabelKind
-
-
 class LabelKind(NamedTuple):
     """What a task's labels look like."""
 

@@ -1,4 +1,4 @@
-"""Pre-training records: the schema; tf.train.Example encoding, TFRecord files and their manifest; no
+"""Records: the schema of pre-training; tf.train.Example encoding, TFRecord files and their manifest; no
 TensorFlow here.
 
 S max_seq_length, P max_predictions_per_seq.
@@ -42,6 +42,14 @@ class PretrainingExample(NamedTuple):
     masked_lm_ids: Sequence[int]  # [P] the original ids, then 0
     masked_lm_weights: Sequence[float]  # [P] 1.0 for a masked position, 0.0 for padding
     next_sentence_labels: Sequence[int]  # [1] 0: B follows A in the document, 1: B is from another document
+
+
+class Feature(NamedTuple):
+    """A fine-tuning example, or one window of one, before padding; features.py makes batches and records of it."""
+
+    input_ids: Sequence[int]  # [CLS] ... [SEP], no padding
+    segment_ids: Sequence[int]  # as long
+    label: int | float | tuple[int, int] | Sequence[int]  # see features.LabelKind
 
 
 FLOAT_FEATURES = frozenset({"masked_lm_weights", "label_values"})

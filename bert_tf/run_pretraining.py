@@ -20,6 +20,7 @@ import numpy as np
 from absl import app, flags
 
 from bert_tf import checkpoint, distributed, runs, schedules
+from bert_tf.huggingface import load_config
 from bert_tf.input_pipeline import PretrainingRecords
 from bert_tf.losses import NO_SUMS, Pretraining, PretrainingSums, pad_batch
 from bert_tf.model import BertConfig, BertForPreTraining
@@ -96,7 +97,7 @@ def run(argv: list[str], stack: contextlib.ExitStack) -> None:
     peak = FLAGS.learning_rate * group.size
 
     # ---------------------------------------------------------------------------------- data, before anything slow
-    config = BertConfig.from_json_file(FLAGS.bert_config_file)
+    config = load_config(FLAGS.bert_config_file)
     if config.max_position_embeddings < FLAGS.max_seq_length:
         raise UserError(
             f"max_seq_length {FLAGS.max_seq_length} is beyond max_position_embeddings "

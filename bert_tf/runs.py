@@ -109,8 +109,8 @@ def start_or_resume(
     """Restores this run's newest checkpoint, else loads --init_checkpoint, else keeps the fresh weights; says which.
 
     The root reads and the other processes receive. identity: what a resume must share with the run (plain JSON); it
-    becomes part of the state. new_head: prefixes of variables that --init_checkpoint need not hold. random_weights:
-    whether fresh weights are of use.
+    becomes part of the state. new_head: prefixes of variables that --init_checkpoint need not hold, or may hold in
+    another shape, from a task with other labels. random_weights: whether fresh weights are of use.
 
     Returns the run's state: updates attempted and records consumed so far, and the identity.
     """
@@ -121,7 +121,7 @@ def start_or_resume(
             log.info(f"resuming {store.directory} at step {int(optimizer.step)}")
             _check_same_run(store, state, identity, log)
         elif FLAGS.init_checkpoint:
-            log.info(str(checkpoint.load_weights(weights.masters, FLAGS.init_checkpoint, new_head)))
+            log.info(str(checkpoint.load_weights(weights.masters, FLAGS.init_checkpoint, new_head, new_head)))
             check_vocabulary(FLAGS.init_checkpoint, identity.get("vocab_sha256"))
             identity["init_checkpoint"] = weights_identity(FLAGS.init_checkpoint)
         elif random_weights:

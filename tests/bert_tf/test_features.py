@@ -12,7 +12,6 @@ from bert_tf.features import (
     SPAN,
     TAGS,
     VALUE,
-    Feature,
     FeatureSet,
     TrainingOrder,
     bucket_of,
@@ -24,6 +23,7 @@ from bert_tf.features import (
     training_batches,
     write_features,
 )
+from bert_tf.records import Feature
 from runkit.errors import UserError
 
 LABELS = {

@@ -6,10 +6,11 @@ import tensorflow as tf
 
 from bert_tf import losses, model
 from bert_tf.distributed import Distributed
-from bert_tf.features import CLASS, SPAN, TAGS, VALUE, Feature, FeatureSet, TaskBatch, batch_spec
+from bert_tf.features import CLASS, SPAN, TAGS, VALUE, FeatureSet, TaskBatch, batch_spec
 from bert_tf.ops import DropoutKey
 from bert_tf.optimization import create_optimizer
 from bert_tf.precision import LossScale
+from bert_tf.records import Feature
 from bert_tf.train_step import TrainStep
 from bert_tf.weights import ComputeWeights
 

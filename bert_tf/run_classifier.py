@@ -1,0 +1,131 @@
+"""Fine-tunes BERT on a GLUE task, scores its development sets, and writes predictions for its test sets.
+
+    python -m bert_tf.run_classifier --task_name=MRPC --data_dir=glue/MRPC --bert_config_file=base/bert_config.json \
+        --vocab_file=base/vocab.txt --init_checkpoint=base/bert_model.ckpt --output_dir=OUT --do_train --do_eval
+
+output_dir gets checkpoints, eval_results.txt, test_results.tsv, GLUE's submission files, summary.json, and what the
+model needs to be used elsewhere. The tasks are the rows of glue.TASKS; flags: --help.
+"""
+
+import contextlib
+import sys
+from pathlib import Path
+
+if __package__ in (None, ""):  # started by path: python bert_tf/run_classifier.py
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import bert_tf.quiet_tensorflow  # noqa: F401, I001 (first: it silences the import of TensorFlow)
+import numpy as np
+from absl import app, flags
+
+from bert_tf import finetuning, glue, runs
+from bert_tf.features import CLASS, VALUE, FeatureSet
+from bert_tf.losses import Classification, Regression
+from bert_tf.model import BertForClassification
+from runkit.errors import UserError, run_main
+from runkit.files import write_json
+
+FLAGS = flags.FLAGS
+
+
+def define_flags() -> None:
+    """The published flags with their defaults; those added here say so."""
+    finetuning.define_flags(
+        do_lower_case=True, max_seq_length=128, train_batch_size=32, learning_rate=5e-5, num_train_epochs=3.0
+    )
+    flags.adopt_module_key_flags(finetuning)
+    string, integer, boolean = flags.DEFINE_string, flags.DEFINE_integer, flags.DEFINE_bool
+    string("task_name", None, f"one of {', '.join(glue.TASKS)}, in any case", required=True)
+    string(
+        "data_dir", None, "folder of the task's files, in GLUE's layout or as the corpus is distributed", required=True
+    )
+    string("optimizer_type", "lamb", "lamb (NVLAMB) or adam, in any case")
+    boolean("do_eval", False, "score the development sets")
+    boolean("do_predict", False, "write predictions for the test sets")
+    integer("eval_batch_size", 8, "sequences a batch in evaluation", lower_bound=1)
+    integer("predict_batch_size", 8, "sequences a batch in prediction", lower_bound=1)
+
+
+def main(argv: list[str]) -> None:
+    """From files to scores; raises UserError for anything a user can fix."""
+    with contextlib.ExitStack() as stack:
+        run(argv, stack)
+
+
+def run(argv: list[str], stack: contextlib.ExitStack) -> None:
+    """main's body; what has to be given back in the end goes on the stack."""
+    runs.refuse_words(argv)
+    if not (FLAGS.do_train or FLAGS.do_eval or FLAGS.do_predict):
+        raise UserError("nothing to do: give --do_train, --do_eval or --do_predict")
+    task = glue.find_task(FLAGS.task_name)
+    labels = [] if task.labels is None else task.labels
+    session = finetuning.open_session(stack, sys.modules[__name__], task.name, labels, FLAGS.optimizer_type)
+    model = BertForClassification(session.config, task.num_labels, FLAGS.seed)
+    objective, kind = (Regression(), VALUE) if task.labels is None else (Classification(), CLASS)
+    weights = finetuning.build_weights(session, model)
+
+    def convert(examples):
+        return glue.convert_examples(examples, task, session.tokenizer, FLAGS.max_seq_length)
+
+    # ---------------------------------------------------------------------------------- train
+    summary = {}
+    if FLAGS.do_train:
+        examples = glue.read_examples(task, FLAGS.data_dir, "train")
+        features = finetuning.features_once(session, kind, finetuning.digest(examples), {}, lambda: convert(examples))
+        summary = finetuning.train(session, model, weights, objective, features, len(examples), FLAGS.optimizer_type)
+    elif session.group.is_root:
+        summary = {"steps": finetuning.load_trained(session, model, weights)}
+    if not session.group.is_root:
+        return
+    function = finetuning.build_prediction(session, model, weights, objective, kind)
+
+    # ---------------------------------------------------------------------------------- evaluate
+    if FLAGS.do_eval:
+        results = {"global_step": summary["steps"]}
+        for split in available(session, task, task.dev_splits):
+            examples = glue.read_examples(task, FLAGS.data_dir, split)
+            features = FeatureSet(convert(examples), kind)
+            predicted = finetuning.predict(session, function, features, FLAGS.eval_batch_size, "on EVAL set")
+            outputs, answers = np.stack(predicted.outputs), [features[i].label for i in range(len(features))]
+            scores = glue.metrics(task, decide(task, outputs), answers)
+            loss = predicted.sums.means()["loss"]
+            suffix = split.removeprefix("dev")  # "" or "_mismatched"
+            results |= {f"{key}{suffix}": value for key, value in ({"eval_loss": loss, "loss": loss} | scores).items()}
+            summary |= {f"inference{suffix}": predicted.figures}
+        finetuning.write_eval_results(session.output_dir / "eval_results.txt", results)
+        session.log.log((), {key: value for key, value in results.items() if key != "global_step"}, echo=False)
+        for key in sorted(results):
+            session.log.console(f"  {key} = {results[key]:.6g}")
+        summary |= {key: value for key, value in results.items() if key != "global_step"}
+
+    # ---------------------------------------------------------------------------------- predict
+    if FLAGS.do_predict:
+        for split in available(session, task, task.test_splits):
+            features = FeatureSet(convert(glue.read_examples(task, FLAGS.data_dir, split)), kind)
+            predicted = finetuning.predict(session, function, features, FLAGS.predict_batch_size, "on TEST SET")
+            outputs = np.stack(predicted.outputs)
+            target = session.output_dir / f"test_results{split.removeprefix('test')}.tsv"
+            glue.write_test_results(target, outputs if task.labels is None else glue.softmax(outputs))
+            submission = glue.write_submission(session.output_dir, task, split, decide(task, outputs))
+            session.log.info(f"{len(features)} predictions: {target}" + (f", {submission}" if submission else ""))
+            summary |= {f"prediction{split.removeprefix('test')}": predicted.figures}
+    write_json(session.output_dir / "summary.json", summary)
+
+
+def available(session, task: glue.Task, splits: tuple[str, ...]) -> list[str]:
+    """The first of the splits, and those of the others whose files are there; says which are not."""
+    if not splits:
+        raise UserError(f"{task.name} has no such set; it has {', '.join(task.splits)}")
+    missing = [split for split in splits[1:] if glue.find_files(task, FLAGS.data_dir, split) is None]
+    if missing:
+        session.log.info(f"not in {FLAGS.data_dir}, left out: {', '.join(missing)}")
+    return [split for split in splits if split not in missing]
+
+
+def decide(task: glue.Task, outputs: np.ndarray) -> np.ndarray:
+    """The predicted class indices [F], or numbers for a regression, from outputs [F, N]."""
+    return outputs[:, 0] if task.labels is None else outputs.argmax(-1)
+
+
+if __name__ == "__main__":
+    define_flags()
+    run_main(app.run, main)

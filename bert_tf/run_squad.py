@@ -1,0 +1,181 @@
+"""Fine-tunes BERT on SQuAD 1.1 or 2.0, answers questions, and scores the answers.
+
+    python -m bert_tf.run_squad --bert_config_file=base/bert_config.json --vocab_file=base/vocab.txt \
+        --init_checkpoint=base/bert_model.ckpt --output_dir=OUT --do_train --train_file=train-v1.1.json \
+        --do_predict --predict_file=dev-v1.1.json --num_train_epochs=2 --learning_rate=3e-5
+
+output_dir gets checkpoints, predictions.json, nbest_predictions.json, null_odds.json (2.0), summary.json, and what
+the model needs to be used elsewhere. The launchers are scripts/run_squad.sh and run_squad_inference.sh; flags: --help.
+"""
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+if __package__ in (None, ""):  # started by path: python bert_tf/run_squad.py
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import bert_tf.quiet_tensorflow  # noqa: F401, I001 (first: it silences the import of TensorFlow)
+from absl import app, flags
+
+from bert_tf import finetuning, runs
+from bert_tf.features import SPAN, FeatureSet
+from bert_tf.losses import QuestionAnswering
+from bert_tf.model import BertForQuestionAnswering
+from bert_tf.squad import convert_examples, read_examples
+from bert_tf.squad_answers import select_answers, write_answers
+from bert_tf.squad_evaluate import evaluate
+from runkit.errors import UserError, run_main
+from runkit.files import read_json, sha256_file, write_json
+
+FLAGS = flags.FLAGS
+
+
+def define_flags() -> None:
+    """The published flags with their defaults; those added here say so."""
+    finetuning.define_flags(
+        do_lower_case=True,
+        max_seq_length=384,
+        train_batch_size=8,
+        learning_rate=5e-6,
+        num_train_epochs=3.0,
+        save_checkpoints_steps=5000,
+    )
+    flags.adopt_module_key_flags(finetuning)
+    string, integer, real, boolean = flags.DEFINE_string, flags.DEFINE_integer, flags.DEFINE_float, flags.DEFINE_bool
+    string("train_file", None, "SQuAD JSON to train on; required by --do_train")
+    string("predict_file", None, "SQuAD JSON with the questions to answer; required by --do_predict")
+    string("eval_script", None, "an evaluator to run on (predict_file, predictions.json) beside our own scores")
+    boolean("do_predict", False, "answer the questions of --predict_file, and score them where it has answers")
+    integer("doc_stride", 128, "tokens between the starts of a long context's windows", lower_bound=1)
+    integer("max_query_length", 64, "tokens of a question at most; the rest is cut", lower_bound=1)
+    integer("predict_batch_size", 8, "windows a batch in prediction", lower_bound=1)
+    integer("n_best_size", 20, "candidates of an answer that are written", lower_bound=1)
+    integer("max_answer_length", 30, "tokens of an answer at most", lower_bound=1)
+    boolean("version_2_with_negative", False, "SQuAD 2.0: some questions have no answer")
+    real("null_score_diff_threshold", 0.0, "no answer is given where its score is better by more than this")
+    integer("num_eval_iterations", None, "answer only the questions of this many batches", lower_bound=1)
+
+
+def main(argv: list[str]) -> None:
+    """From files to scores; raises UserError for anything a user can fix."""
+    with contextlib.ExitStack() as stack:
+        run(argv, stack)
+
+
+def run(argv: list[str], stack: contextlib.ExitStack) -> None:
+    """main's body; what has to be given back in the end goes on the stack."""
+    runs.refuse_words(argv)
+    check_flags()
+    task = "squad v2.0" if FLAGS.version_2_with_negative else "squad v1.1"
+    session = finetuning.open_session(stack, sys.modules[__name__], task, labels=[])
+    log, output_dir = session.log, session.output_dir
+    model, objective = BertForQuestionAnswering(session.config, FLAGS.seed), QuestionAnswering()
+    weights = finetuning.build_weights(session, model)
+
+    # ---------------------------------------------------------------------------------- train
+    if FLAGS.do_train:
+        examples = read_examples(FLAGS.train_file, True, FLAGS.version_2_with_negative, log.warning)
+
+        def build():
+            windows = convert_examples(examples, session.tokenizer, **window_sizes(), is_training=True)
+            return (window.feature for window in windows)
+
+        settings = window_sizes() | {"version_2_with_negative": FLAGS.version_2_with_negative}
+        features = finetuning.features_once(session, SPAN, sha256_file(FLAGS.train_file), settings, build)
+        summary = finetuning.train(session, model, weights, objective, features, len(examples))
+    elif session.group.is_root:
+        summary = {"steps": finetuning.load_trained(session, model, weights)}
+
+    # ---------------------------------------------------------------------------------- predict and score
+    if FLAGS.do_predict and session.group.is_root:
+        summary |= predict_and_score(session, finetuning.build_prediction(session, model, weights, objective, SPAN))
+    if session.group.is_root:
+        write_json(output_dir / "summary.json", summary)
+
+
+def predict_and_score(session, function) -> dict:
+    """Writes the answers to --predict_file; returns latency, throughput, and the scores where there are answers."""
+    log, output_dir = session.log, session.output_dir
+    examples = read_examples(FLAGS.predict_file, False, FLAGS.version_2_with_negative, log.warning)
+    if FLAGS.num_eval_iterations:
+        examples = examples[: FLAGS.num_eval_iterations * FLAGS.predict_batch_size]
+    windows = list(convert_examples(examples, session.tokenizer, **window_sizes(), is_training=False))
+    log.info(f"{len(examples)} questions, {len(windows)} windows of {FLAGS.predict_file}")
+    features = FeatureSet((window.feature for window in windows), SPAN)
+    predicted = finetuning.predict(session, function, features, FLAGS.predict_batch_size)
+    answers = select_answers(
+        examples,
+        windows,
+        [logits[:, 0] for logits in predicted.outputs],
+        [logits[:, 1] for logits in predicted.outputs],
+        n_best_size=FLAGS.n_best_size,
+        max_answer_length=FLAGS.max_answer_length,
+        do_lower_case=FLAGS.do_lower_case,
+        version_2_with_negative=FLAGS.version_2_with_negative,
+        null_score_diff_threshold=FLAGS.null_score_diff_threshold,
+    )
+    write_answers(output_dir, answers)
+    log.info(f"answers: {output_dir / 'predictions.json'}")
+
+    scores = score(session, examples, answers)
+    log.log((), {"throughput_val": predicted.figures.get("sequences_per_second", 0.0)} | scores, echo=False)
+    if scores:
+        log.console(json.dumps(scores))
+    if FLAGS.eval_script:
+        run_eval_script(session)
+    return {"inference": predicted.figures} | scores
+
+
+def score(session, examples, answers) -> dict:
+    """EM and F1 in percent by the official rules, of 2.0 also by kind of question and at the best threshold."""
+    if FLAGS.num_eval_iterations or not any(example.answers or example.is_impossible for example in examples):
+        return {}
+    version = "2.0" if FLAGS.version_2_with_negative else "1.1"
+    dataset = read_json(FLAGS.predict_file)["data"]
+    scores = evaluate(dataset, answers.predictions, answers.null_odds if version == "2.0" else None, version)
+    if version == "2.0":
+        scores = {"exact_match": scores["exact"], "f1": scores["f1"]} | scores
+    return scores
+
+
+def run_eval_script(session) -> None:
+    """Runs the user's evaluator and records the JSON that it prints."""
+    command = [sys.executable, FLAGS.eval_script, FLAGS.predict_file, str(session.output_dir / "predictions.json")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"{FLAGS.eval_script} failed with exit code {done.returncode}: {done.stderr.strip()[-500:]}")
+    try:
+        scores = json.loads(done.stdout[done.stdout.index("{") :])
+    except ValueError as error:
+        raise UserError(f"{FLAGS.eval_script} printed no JSON: {done.stdout[:200]!r}") from error
+    session.log.info(f"{FLAGS.eval_script}: {json.dumps(scores)}")
+
+
+def window_sizes() -> dict[str, int]:
+    return {
+        "max_seq_length": FLAGS.max_seq_length,
+        "doc_stride": FLAGS.doc_stride,
+        "max_query_length": FLAGS.max_query_length,
+    }
+
+
+def check_flags() -> None:
+    """What can be refused before anything is opened."""
+    if not (FLAGS.do_train or FLAGS.do_predict):
+        raise UserError("nothing to do: give --do_train, --do_predict or both")
+    if FLAGS.do_train and not FLAGS.train_file:
+        raise UserError("--do_train needs --train_file")
+    if FLAGS.do_predict and not FLAGS.predict_file:
+        raise UserError("--do_predict needs --predict_file")
+    if FLAGS.max_seq_length <= FLAGS.max_query_length + 3:
+        raise UserError(
+            f"max_seq_length {FLAGS.max_seq_length} must be above max_query_length {FLAGS.max_query_length} + 3, or no "
+            "token of the context fits beside a question"
+        )
+
+
+if __name__ == "__main__":
+    define_flags()
+    run_main(app.run, main)
