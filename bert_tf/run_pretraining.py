@@ -128,6 +128,7 @@ def run(argv: list[str], stack: contextlib.ExitStack) -> None:
     log.parameters(settings)
     if group.is_root:
         write_json(output_dir / ("run_config.json" if FLAGS.do_train else "eval_config.json"), settings)
+        write_json(output_dir / "bert_config.json", config.to_dict())  # what its checkpoints need to be used
     if FLAGS.verbose_logging:
         for variable in weights.masters:
             log.info(f"{variable.name} {list(variable.shape)}")

@@ -2,8 +2,8 @@
 
     python -m bert_tf.summary RESULTS_DIR
 
-reads RESULTS_DIR/phase_1/summary.json and phase_2/summary.json, as run_pretraining.py leaves them, and writes
-RESULTS_DIR/summary.json.
+reads RESULTS_DIR/phase_1/summary.json and phase_2/summary.json, as run_pretraining.py leaves them, and
+squad/summary.json of run_squad.py where fine-tuning followed, and writes RESULTS_DIR/summary.json.
 """
 
 import argparse
@@ -27,11 +27,13 @@ KEYS = (
     "unigram_masked_lm_loss",
 )
 
+SQUAD_KEYS = ("exact_match", "f1", "total", "HasAns_f1", "NoAns_f1", "sequences_per_second")  # percent, but the last
+
 Summary = dict[str, dict[str, float]]
 
 
 def gather(results_dir: Path) -> Summary:
-    """The figures KEYS of each phase. Raises UserError naming the file that is missing or lacks one."""
+    """The figures KEYS of each phase, and SQUAD_KEYS. Raises UserError naming the file that is missing or lacks one."""
     summary = {}
     for phase in PHASES:
         path = results_dir / phase / "summary.json"
@@ -40,13 +42,20 @@ def gather(results_dir: Path) -> Summary:
         if missing:
             raise UserError(f"{path}: no {', '.join(missing)}; run that phase again with --do_eval")
         summary[phase] = {key: figures[key] for key in KEYS}
+    answers = results_dir / "squad" / "summary.json"
+    if answers.exists():
+        figures = read_json(answers)
+        summary["squad"] = {key: figures[key] for key in SQUAD_KEYS if key in figures}
     return summary
 
 
 def closing_table(summary: Summary) -> str:
-    """A row for each figure, a column for each phase, and below them what the masked-LM losses say."""
+    """A row for each figure, a column for each phase, and below them what the losses and answers say."""
     table = text_table([[key, *(summary[phase][key] for phase in PHASES)] for key in KEYS], ["", *PHASES])
-    return "\n".join([table, "", *(_verdict(phase, summary[phase]) for phase in PHASES)])
+    lines = [table, "", *(_verdict(phase, summary[phase]) for phase in PHASES)]
+    if scores := summary.get("squad"):
+        lines.append("questions: " + ", ".join(f"{key} {value:.4g}" for key, value in scores.items()))
+    return "\n".join(lines)
 
 
 def _verdict(phase: str, figures: dict[str, float]) -> str:

@@ -3,7 +3,8 @@
 #
 # usage: bash scripts/quickstart.sh [bert|asr|all] [--dry-run] [--help]
 #
-#   bert   environment, text that ships with Python, two-phase pre-training of a tiny BERT, evaluation;
+#   bert   environment, text that ships with Python, two-phase pre-training of a tiny BERT, evaluation; then questions
+#          about that text, some of which it does not answer: fine-tuning, answers, their scores;
 #          minutes on two CPU cores; the figures are left in results/quickstart_bert/summary.json
 #   asr    environment, speech made on the spot, training of a small QuartzNet, its word error rate on voices and
 #          sentences that it has not heard, transcription of one file; minutes on two CPU cores; the figures are left
@@ -38,7 +39,7 @@ END
 }
 
 quickstart_bert() {
-    local results=$ROOT/results/quickstart_bert words
+    local results=$ROOT/results/quickstart_bert vocabulary=$DATA_DIR/vocab/embedded/vocab.txt words
     if [[ -z ${BERT_PYTHON:-} ]]; then
         stage "environment"
         bash "$here/setup.sh" bert
@@ -57,8 +58,17 @@ quickstart_bert() {
     RESULTS_DIR=$results BERT_CONFIG=$results/bert_config.json bash "$here/run_pretraining_lamb.sh" "${words[@]}" \
         --display_loss_steps=60 --max_eval_steps=0
 
+    stage "questions"
+    run "$PYTHON_BERT" -m data.embedded_questions --output_dir "$DATA_DIR/embedded_questions"
+
+    stage "fine-tuning"
+    SQUAD_DIR=$DATA_DIR/embedded_questions VOCAB_FILE=$vocabulary BERT_CONFIG=$results/bert_config.json \
+        RESULTS_DIR=$results/squad bash "$here/run_squad.sh" 32 1e-3 fp32 false 1 160 64 tiny 2.0 \
+        "$results/phase_2" 8 --max_query_length=32 --display_loss_steps=150
+
     stage "summary"
     run "$PYTHON_BERT" -m bert_tf.summary "$results"
+    log "ask the model about a text of yours: bash scripts/answer.sh $results/squad"
 }
 
 quickstart_asr() {
