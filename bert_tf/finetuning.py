@@ -88,6 +88,22 @@ def define_flags(
     boolean("allow_random_weights", False, "predict with untrained weights, where only speed is asked for (added)")
 
 
+def define_set_flags(batch_size: int) -> None:
+    """The flags of tasks with a development and a test set in a folder."""
+    flags.DEFINE_string("data_dir", None, "folder of the task's files", required=True)
+    flags.DEFINE_bool("do_eval", False, "score the development set")
+    flags.DEFINE_bool("do_predict", False, "predict the test set, and score it where it has labels")
+    flags.DEFINE_integer("eval_batch_size", batch_size, "sequences a batch in evaluation", lower_bound=1)
+    flags.DEFINE_integer("predict_batch_size", batch_size, "sequences a batch in prediction", lower_bound=1)
+    flags.DEFINE_string("master", None, "accepted for old command lines, without effect")
+
+
+def check_work() -> None:
+    """Raises UserError when none of the three kinds of work was asked for."""
+    if not (FLAGS.do_train or FLAGS.do_eval or FLAGS.do_predict):
+        raise UserError("nothing to do: give --do_train, --do_eval or --do_predict")
+
+
 # ------------------------------------------------------------------------------------------- the surroundings
 @dataclasses.dataclass(frozen=True)
 class Session:

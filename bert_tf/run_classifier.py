@@ -32,17 +32,10 @@ def define_flags() -> None:
     finetuning.define_flags(
         do_lower_case=True, max_seq_length=128, train_batch_size=32, learning_rate=5e-5, num_train_epochs=3.0
     )
+    finetuning.define_set_flags(8)
     flags.adopt_module_key_flags(finetuning)
-    string, integer, boolean = flags.DEFINE_string, flags.DEFINE_integer, flags.DEFINE_bool
-    string("task_name", None, f"one of {', '.join(glue.TASKS)}, in any case", required=True)
-    string(
-        "data_dir", None, "folder of the task's files, in GLUE's layout or as the corpus is distributed", required=True
-    )
-    string("optimizer_type", "lamb", "lamb (NVLAMB) or adam, in any case")
-    boolean("do_eval", False, "score the development sets")
-    boolean("do_predict", False, "write predictions for the test sets")
-    integer("eval_batch_size", 8, "sequences a batch in evaluation", lower_bound=1)
-    integer("predict_batch_size", 8, "sequences a batch in prediction", lower_bound=1)
+    flags.DEFINE_string("task_name", None, f"one of {', '.join(glue.TASKS)}, in any case", required=True)
+    flags.DEFINE_string("optimizer_type", "lamb", "lamb (NVLAMB) or adam, in any case")
 
 
 def main(argv: list[str]) -> None:
@@ -54,8 +47,7 @@ def main(argv: list[str]) -> None:
 def run(argv: list[str], stack: contextlib.ExitStack) -> None:
     """main's body; what has to be given back in the end goes on the stack."""
     runs.refuse_words(argv)
-    if not (FLAGS.do_train or FLAGS.do_eval or FLAGS.do_predict):
-        raise UserError("nothing to do: give --do_train, --do_eval or --do_predict")
+    finetuning.check_work()
     task = glue.find_task(FLAGS.task_name)
     labels = [] if task.labels is None else task.labels
     session = finetuning.open_session(stack, sys.modules[__name__], task.name, labels, FLAGS.optimizer_type)

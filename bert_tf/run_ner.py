@@ -21,7 +21,7 @@ from bert_tf import finetuning, ner, runs
 from bert_tf.features import TAGS, FeatureSet
 from bert_tf.losses import Tagging
 from bert_tf.model import BertForTagging
-from runkit.errors import UserError, run_main
+from runkit.errors import run_main
 from runkit.files import write_json
 
 FLAGS = flags.FLAGS
@@ -32,15 +32,9 @@ def define_flags() -> None:
     finetuning.define_flags(
         do_lower_case=False, max_seq_length=128, train_batch_size=64, learning_rate=5e-6, num_train_epochs=10.0
     )
+    finetuning.define_set_flags(16)
     flags.adopt_module_key_flags(finetuning)
-    string, integer, boolean = flags.DEFINE_string, flags.DEFINE_integer, flags.DEFINE_bool
-    string("task_name", "NER", f"one of {', '.join(ner.TASKS)}, in any case; NER is bc5cdr")
-    string("data_dir", None, "folder of the task's files: a word, a tab and its tag on each line", required=True)
-    boolean("do_eval", False, "score the development set")
-    boolean("do_predict", False, "tag the test set")
-    integer("eval_batch_size", 16, "sequences a batch in evaluation", lower_bound=1)
-    integer("predict_batch_size", 16, "sequences a batch in prediction", lower_bound=1)
-    string("master", None, "accepted for old command lines, without effect")
+    flags.DEFINE_string("task_name", "NER", f"one of {', '.join(ner.TASKS)}, in any case; NER is bc5cdr")
 
 
 def main(argv: list[str]) -> None:
@@ -52,8 +46,7 @@ def main(argv: list[str]) -> None:
 def run(argv: list[str], stack: contextlib.ExitStack) -> None:
     """main's body; what has to be given back in the end goes on the stack."""
     runs.refuse_words(argv)
-    if not (FLAGS.do_train or FLAGS.do_eval or FLAGS.do_predict):
-        raise UserError("nothing to do: give --do_train, --do_eval or --do_predict")
+    finetuning.check_work()
     task = ner.find_task(FLAGS.task_name)
     session = finetuning.open_session(stack, sys.modules[__name__], task.name, task.labels)
     log, output_dir = session.log, session.output_dir

@@ -22,7 +22,7 @@ from bert_tf import finetuning, glue, relations, runs
 from bert_tf.features import CLASS, FeatureSet
 from bert_tf.losses import Classification
 from bert_tf.model import BertForClassification
-from runkit.errors import UserError, run_main
+from runkit.errors import run_main
 from runkit.files import write_json
 
 FLAGS = flags.FLAGS
@@ -33,15 +33,9 @@ def define_flags() -> None:
     finetuning.define_flags(
         do_lower_case=True, max_seq_length=128, train_batch_size=16, learning_rate=5e-6, num_train_epochs=3.0
     )
+    finetuning.define_set_flags(8)
     flags.adopt_module_key_flags(finetuning)
-    string, integer, boolean = flags.DEFINE_string, flags.DEFINE_integer, flags.DEFINE_bool
-    string("task_name", "chemprot", f"one of {', '.join(relations.TASKS)}, in any case")
-    string("data_dir", None, "folder of the task's files", required=True)
-    boolean("do_eval", False, "score the development set")
-    boolean("do_predict", False, "write predictions for the test set, and score them where it has labels")
-    integer("eval_batch_size", 8, "sequences a batch in evaluation", lower_bound=1)
-    integer("predict_batch_size", 8, "sequences a batch in prediction", lower_bound=1)
-    string("master", None, "accepted for old command lines, without effect")
+    flags.DEFINE_string("task_name", "chemprot", f"one of {', '.join(relations.TASKS)}, in any case")
 
 
 def main(argv: list[str]) -> None:
@@ -53,8 +47,7 @@ def main(argv: list[str]) -> None:
 def run(argv: list[str], stack: contextlib.ExitStack) -> None:
     """main's body; what has to be given back in the end goes on the stack."""
     runs.refuse_words(argv)
-    if not (FLAGS.do_train or FLAGS.do_eval or FLAGS.do_predict):
-        raise UserError("nothing to do: give --do_train, --do_eval or --do_predict")
+    finetuning.check_work()
     task = glue.find_task(FLAGS.task_name, relations.TASKS)
     session = finetuning.open_session(stack, sys.modules[__name__], task.name, task.labels)
     log, output_dir = session.log, session.output_dir
