@@ -70,7 +70,15 @@ class SquadFeature(NamedTuple):
 def read_examples(
     path: str | os.PathLike, is_training: bool, version_2_with_negative: bool, warn: Callable[[str], None]
 ) -> list[SquadExample]:
-    """Reads the questions of a SQuAD file in its order; warn gets a sentence for each kind of flaw, with its number.
+    """Reads the questions of a SQuAD file in its order; see examples_of."""
+    return examples_of(read_json(path), str(path), is_training, version_2_with_negative, warn)
+
+
+def examples_of(
+    content: Any, name: str, is_training: bool, version_2_with_negative: bool, warn: Callable[[str], None]
+) -> list[SquadExample]:
+    """The questions of a parsed file called `name`, in its order; warn gets a sentence for each kind of flaw, with its
+    number.
 
     In training an answer that does not stand at its answer_start is looked for (locate_answer), and the question left
     out where it cannot be found; of several answers the first is learnt. Prediction needs no answers.
@@ -82,7 +90,7 @@ def read_examples(
     places: dict[str, str] = {}
     moved, lost, blank = [], [], []
     impossible = 0
-    for context, qa, where in iter_questions(read_json(path), str(path)):
+    for context, qa, where in iter_questions(content, name):
         if not examples or examples[-1].context is not context:
             words = list(_WORD.finditer(context))
             doc_tokens, word_starts = [word[0] for word in words], [word.start() for word in words]
@@ -97,7 +105,7 @@ def read_examples(
         )
         first = places.setdefault(example.qas_id, where)
         if first != where:
-            raise UserError(f"{where}: the id {example.qas_id!r} stands already at {first.removeprefix(f'{path}: ')}")
+            raise UserError(f"{where}: the id {example.qas_id!r} stands already at {first.removeprefix(f'{name}: ')}")
         if not (doc_tokens and example.question.strip()):
             blank.append(example.qas_id)
         impossible += example.is_impossible
@@ -123,16 +131,16 @@ def read_examples(
             )
         examples.append(example)
 
-    _warn_of(warn, path, moved, "answers did not stand at their answer_start, and were found where their text is")
-    _warn_of(warn, path, lost, "questions are left out: their answer's text is not in the context, or in many places")
-    _warn_of(warn, path, blank, "questions are blank or have a blank context")
+    _warn_of(warn, name, moved, "answers did not stand at their answer_start, and were found where their text is")
+    _warn_of(warn, name, lost, "questions are left out: their answer's text is not in the context, or in many places")
+    _warn_of(warn, name, blank, "questions are blank or have a blank context")
     if not is_training and impossible and not version_2_with_negative:
         warn(
-            f"{path}: {impossible} questions have no answer, but will be given one: "
+            f"{name}: {impossible} questions have no answer, but will be given one: "
             "without --version_2_with_negative every question is"
         )
     if not examples:
-        raise UserError(f"{path}: no questions{' with an answer to learn' if lost else ''}")
+        raise UserError(f"{name}: no questions{' with an answer to learn' if lost else ''}")
     return examples
 
 
@@ -189,7 +197,7 @@ def _first_answer(qa: dict, where: str) -> tuple[Any, str]:
     raise UserError(f"{where}.answers: is empty; give an answer, or mark the question is_impossible (SQuAD 2.0)")
 
 
-def _warn_of(warn: Callable[[str], None], path: str | os.PathLike, ids: list[str], what: str) -> None:
+def _warn_of(warn: Callable[[str], None], path: str, ids: list[str], what: str) -> None:
     if ids:
         warn(f"{path}: {len(ids)} {what}: {', '.join(ids[:3])}{', ...' if len(ids) > 3 else ''}")
 

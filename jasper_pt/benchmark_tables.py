@@ -9,8 +9,6 @@ is "-", and a column of nothing else is left out.
 """
 
 import argparse
-import csv
-import io
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -18,10 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from runkit.errors import UserError, run_main
-from runkit.files import atomic_open
 from runkit.log import read_log
-from runkit.plots import line_plot
-from runkit.tables import markdown_table, text_table
+from runkit.plots import points_plot
+from runkit.tables import csv_text, markdown_table, rounded, text_table, write_report
 
 Table = list[dict[str, Any]]  # rows by column; None where there is no figure
 
@@ -223,39 +220,6 @@ def describe(runs: Sequence[TrainingRun | InferenceRun]) -> str:
     return ", ".join(filter(None, known)) or "machine unknown"
 
 
-def rounded(table: Table) -> Table:
-    """Figures as they are read: four digits."""
-    return [
-        {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in row.items()}
-        for row in table
-    ]
-
-
-def csv_text(table: Table) -> str:
-    """The table with all digits; the units are in the first line."""
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, list(table[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table)
-    return stream.getvalue()
-
-
-def write_text(path: Path, text: str) -> None:
-    with atomic_open(path, "w") as stream:
-        stream.write(text)
-    print(f"written: {path}")
-
-
-def plot(path: Path, points: Iterable[tuple[str, float, float]], xlabel: str, ylabel: str, title: str) -> None:
-    """Draws (series, x, y) points, a line for each series."""
-    series: dict[str, list[tuple[float, float]]] = {}
-    for name, x, y in points:
-        series.setdefault(name, []).append((x, y))
-    lines = {name: tuple(zip(*sorted(pairs), strict=True)) for name, pairs in series.items()}
-    line_plot(path, lines, xlabel, ylabel, title)
-    print(f"written: {path}")
-
-
 def write_training(folder: Path) -> None:
     """perf-train.md, .csv and .png from the logs in `folder`."""
     runs = read_runs(folder, TRAIN_LOG, read_training_run)
@@ -263,8 +227,8 @@ def write_training(folder: Path) -> None:
     epochs = "/".join(map(str, sorted({run.epochs for run in runs})))
     head = f"Training throughput: {describe(runs)}. Mean over the last {epochs} epochs."
     print(f"{head}\n\n{text_table(rounded(table))}\n")
-    write_text(folder / "perf-train.md", f"{head}\n\n{markdown_table(rounded(table))}\n")
-    write_text(folder / "perf-train.csv", csv_text(table))
+    write_report(folder / "perf-train.md", f"{head}\n\n{markdown_table(rounded(table))}\n")
+    write_report(folder / "perf-train.csv", csv_text(table))
     points = [
         (
             f"{run.parameters.get('precision', 'AMP' if run.amp else 'no AMP')}, batch {run.setting.batch}",
@@ -273,7 +237,9 @@ def write_training(folder: Path) -> None:
         )
         for run in runs
     ]
-    plot(folder / "perf-train.png", points, "processes", "throughput (utterances/s)", "Training throughput")
+    plot = folder / "perf-train.png"
+    points_plot(plot, points, "processes", "throughput (utterances/s)", "Training throughput")
+    print(f"written: {plot}")
 
 
 def write_inference(folder: Path) -> None:
@@ -285,9 +251,9 @@ def write_inference(folder: Path) -> None:
     sections = [
         f"## {series}: {meaning}\n\n{markdown_table(rounded(tables[series]))}\n" for series, meaning in SERIES.items()
     ]
-    write_text(folder / "perf-infer.md", "\n".join([f"{head}\n", *sections]))
+    write_report(folder / "perf-infer.md", "\n".join([f"{head}\n", *sections]))
     rows = [{"Series": series} | row for series, table in tables.items() for row in table]
-    write_text(folder / "perf-infer.csv", csv_text(rows))
+    write_report(folder / "perf-infer.csv", csv_text(rows))
     points = [
         (
             f"{run.parameters.get('precision', 'AMP' if run.amp else 'no AMP')}, {run.duration:g} s",
@@ -296,13 +262,9 @@ def write_inference(folder: Path) -> None:
         )
         for run in runs
     ]
-    plot(
-        folder / "perf-infer.png",
-        points,
-        "batch size (utterances)",
-        "mean latency (ms)",
-        "Inference latency of the model",
-    )
+    plot = folder / "perf-infer.png"
+    points_plot(plot, points, "batch size (utterances)", "mean latency (ms)", "Inference latency of the model")
+    print(f"written: {plot}")
 
 
 def main() -> None:

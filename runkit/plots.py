@@ -1,7 +1,7 @@
 """Plots as PNG files."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from runkit.files import atomic_open
 
@@ -35,3 +35,14 @@ def line_plot(
         axes.legend(frameon=False)
     with atomic_open(path) as stream:
         figure.savefig(stream, format="png")
+
+
+def points_plot(
+    path: str | os.PathLike, points: Iterable[tuple[str, float, float]], xlabel: str, ylabel: str, title: str
+) -> None:
+    """line_plot of (series, x, y) in any order."""
+    series: dict[str, list[tuple[float, float]]] = {}
+    for name, x, y in points:
+        series.setdefault(name, []).append((x, y))
+    lines = {name: tuple(zip(*sorted(pairs), strict=True)) for name, pairs in series.items()}
+    line_plot(path, lines, xlabel, ylabel, title)

@@ -1,9 +1,14 @@
-"""Tables for the console and for Markdown."""
+"""Tables for the console, for Markdown and as CSV."""
 
+import csv
+import io
 import numbers
+import os
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from runkit.files import atomic_open
 
 Rows = Sequence[Mapping[str, Any]] | Sequence[Sequence[Any]]
 
@@ -29,6 +34,31 @@ def markdown_table(rows: Rows, headers: Sequence[str] | None = None) -> str:
     rule = ["---:" if r else "---" for r in right]
     escaped = [[cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in (headers, *cells)]
     return "\n".join("| " + " | ".join(line) + " |" for line in (escaped[0], rule, *escaped[1:]))
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The same as CSV with all digits, the keys in the first line; a missing value is empty."""
+    headers = list(dict.fromkeys(key for row in rows for key in row))
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, headers, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()
+
+
+def rounded(rows: Sequence[Mapping[str, Any]], digits: int = 4) -> list[dict[str, Any]]:
+    """Figures as they are read: so many significant digits."""
+    return [
+        {key: float(f"{value:.{digits}g}") if isinstance(value, float) else value for key, value in row.items()}
+        for row in rows
+    ]
+
+
+def write_report(path: str | os.PathLike, text: str) -> None:
+    """Writes a table's file atomically, and says so on the console."""
+    with atomic_open(path, "w") as stream:
+        stream.write(text)
+    print(f"written: {os.fspath(path)}")
 
 
 def _cells(rows: Rows, headers: Sequence[str] | None) -> tuple[list[str], list[list[str]], list[bool]]:

@@ -198,11 +198,3 @@ read_benchmark_folders() {
     require_data
     log "results: $OUTPUT_DIR"
 }
-
-# note_failure STATUS NAME: goes on with the next run, save after an interruption; stop_if_failed tells at the end.
-note_failure() {
-    (($1 != 130 && $1 != 143)) || exit "$1" # Ctrl-C, SIGTERM
-    failed+=("$2")
-}
-
-stop_if_failed() { ((${#failed[@]} == 0)) || die "these runs failed, see above: ${failed[*]}"; }

@@ -117,3 +117,18 @@ require_booleans() {
 }
 
 has_gpu() { nvidia-smi -L >/dev/null 2>&1; }
+
+count_gpus() { { nvidia-smi -L 2>/dev/null || true; } | grep -c '^GPU' || true; }
+
+# Whether the CPU multiplies bf16; others compute it slower than fp32.
+has_bf16_cpu() { grep -qsE 'amx_bf16|avx512_bf16' /proc/cpuinfo; }
+
+failed_runs=()
+
+# note_failure STATUS NAME: goes on with the next run, save after an interruption; stop_if_failed tells at the end.
+note_failure() {
+    (($1 != 130 && $1 != 143)) || exit "$1" # Ctrl-C, SIGTERM
+    failed_runs+=("$2")
+}
+
+stop_if_failed() { ((${#failed_runs[@]} == 0)) || die "these runs failed, see above: ${failed_runs[*]}"; }

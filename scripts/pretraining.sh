@@ -3,81 +3,17 @@
 # Sourced after lib.sh, never run.
 # shellcheck disable=SC2034 # the launchers read what the functions set
 
-DATA_DIR=${DATA_DIR:-${BERT_PREP_WORKING_DIR:-$ROOT/data}}
-EXTRA=() # --flag=value words, handed to run_pretraining.py as they are
+source "$(dirname "${BASH_SOURCE[0]}")/bert.sh"
+OWN_FLAGS=(
+    input_files_dir eval_files_dir output_dir bert_config_file do_train do_eval train_batch_size eval_batch_size
+    max_seq_length max_predictions_per_seq num_train_steps num_warmup_steps num_accumulation_steps learning_rate
+    save_checkpoints_steps horovod precision amp use_xla manual_fp16 optimizer_type
+)
 
 # -------------------------------------------------------------------------------------------------------------- the words
 
-# split_words LIMIT WORD...: fills POSITIONAL (at most LIMIT words) and EXTRA.
-split_words() {
-    local limit=$1 word
-    POSITIONAL=()
-    for word in "${@:2}"; do
-        if [[ $word == --* ]]; then
-            refuse_own_flag "$word"
-            EXTRA+=("$word")
-        elif ((${#EXTRA[@]})); then
-            die "'$word' stands after ${EXTRA[-1]}: flags come last, as --flag=value"
-        else
-            POSITIONAL+=("$word")
-        fi
-    done
-    ((${#POSITIONAL[@]} <= limit)) ||
-        die "${#POSITIONAL[@]} words given, at most $limit are known (see --help): '${POSITIONAL[*]:limit}' is left over"
-}
-
-# Flags that the words and variables set: a second value would contradict what is printed and, for one phase, be wrong.
-refuse_own_flag() {
-    local flag=${1#--}
-    flag=${flag%%=*}
-    case ${flag#no} in
-        input_files_dir | eval_files_dir | output_dir | bert_config_file | do_train | do_eval | train_batch_size | \
-            eval_batch_size | max_seq_length | max_predictions_per_seq | num_train_steps | num_warmup_steps | \
-            num_accumulation_steps | learning_rate | save_checkpoints_steps | horovod | precision | amp | use_xla | \
-            manual_fp16 | optimizer_type)
-            die "--$flag is set by this launcher's words and variables (see --help); give it there"
-            ;;
-        init_checkpoint) die "give the weights to start from as INIT_CHECKPOINT=${1#*=}" ;;
-    esac
-}
-
 require_warmup() { # NAME STEPS: the warm-up in the variable NAME ends before the training does
     ((${!1} < $2)) || die "$1=${!1} must be below the $2 updates of its phase: lower it, or raise train_steps"
-}
-
-# Sets precision_flags and xla_flag from $precision and $use_xla.
-read_precision() {
-    if [[ $precision == manual_fp16 ]]; then
-        log "note: manual_fp16 is fp16 here (one mixed-precision path)"
-        precision=fp16
-    fi
-    case $precision in
-        fp16) precision_flags=(--precision=fp16 --amp) ;;
-        bf16 | fp32 | tf32) precision_flags=("--precision=$precision" --noamp) ;;
-        *) die "precision must be fp16, bf16, fp32 or tf32, not '$precision'" ;;
-    esac
-    case $use_xla in
-        true) xla_flag=--use_xla ;;
-        false) xla_flag=--nouse_xla ;;
-        *) die "use_xla must be true or false, not '$use_xla'" ;;
-    esac
-}
-
-# Sets bert_config: $BERT_CONFIG, else configs/bert/<bert_model>.json.
-read_bert_config() {
-    bert_config=${BERT_CONFIG:-$ROOT/configs/bert/$bert_model.json}
-    if [[ -f $bert_config || ($DRY_RUN == true && -n ${BERT_CONFIG:-}) ]]; then
-        return
-    fi
-    [[ -z ${BERT_CONFIG:-} ]] || die "BERT_CONFIG=$BERT_CONFIG does not exist"
-    local known=("$ROOT"/configs/bert/*.json)
-    known=("${known[@]##*/}")
-    die "bert_model must be one of ${known[*]%.json}, not '$bert_model' (or set BERT_CONFIG to a model file)"
-}
-
-require_launcher() {
-    [[ $DRY_RUN == true || $num_gpus == 1 ]] ||
-        require horovodrun "num_gpus=$num_gpus starts one process a GPU through Horovod; install it, or pass num_gpus 1"
 }
 
 # The 15 words of the LAMB launchers, in the published order with the published defaults.
@@ -105,7 +41,7 @@ take_lamb_words() {
     require_positive_numbers learning_rate_phase1 learning_rate_phase2
     read_precision
     read_bert_config
-    require_launcher
+    require_launcher num_gpus
 
     # Nine tenths of the updates at length 128; the last tenth's sequences again at length 512, in batches of phase 2.
     local batch1=$((train_batch_size_phase1 * num_accumulation_steps_phase1))
@@ -144,18 +80,16 @@ take_adam_words() {
     require_positive_numbers learning_rate
     read_precision
     read_bert_config
-    require_launcher
+    require_launcher num_gpus
     require_warmup warmup_steps "$train_steps"
     gbs=$((train_batch_size * num_accumulation_steps * num_gpus))
 }
 
 # describe NAME STEPS BATCH ACCUMULATION WARMUP LEARNING_RATE: what is about to run, products worked out.
 describe() {
-    local effective
-    effective=$(LC_ALL=C awk -v rate="$6" -v ranks="$num_gpus" 'BEGIN { printf "%.10g", rate * ranks }')
     log "$1: $2 updates, warm-up $5; global batch $(($3 * $4 * num_gpus))" \
         "($3 sequences x $4 accumulation steps x $num_gpus processes);" \
-        "effective learning rate $effective ($6 x $num_gpus processes)"
+        "effective learning rate $(effective_rate "$6" "$num_gpus") ($6 x $num_gpus processes)"
 }
 
 describe_phase1() {
@@ -224,36 +158,13 @@ ask_layout() {
 
 # pretrain OUTPUT_DIR LENGTH PREDICTIONS FLAG...: one training run with what all of them share.
 pretrain() {
-    local output_dir=$1 command=("$PYTHON_BERT" -m bert_tf.run_pretraining)
     find_records "$2" "$3"
-    if ((num_gpus > 1)); then
-        command=(horovodrun -np "$num_gpus" -H "localhost:$num_gpus" "${command[@]}" --horovod)
-    fi
-    command+=(
-        "--input_files_dir=$train_dirs" "--eval_files_dir=$eval_dirs" "--output_dir=$output_dir"
-        "--bert_config_file=$bert_config" --do_train --do_eval "--eval_batch_size=$eval_batch_size"
-        "--max_seq_length=$2" "--max_predictions_per_seq=$3" "--save_checkpoints_steps=$save_checkpoints_steps"
-        "${precision_flags[@]}" "$xla_flag" --allreduce_post_accumulation=True
-        "${@:4}"
-        ${SEED:+"--seed=$SEED"} ${MAX_EVAL_STEPS:+"--max_eval_steps=$MAX_EVAL_STEPS"}
+    start_bert "$num_gpus" bert_tf.run_pretraining \
+        "--input_files_dir=$train_dirs" "--eval_files_dir=$eval_dirs" "--output_dir=$1" \
+        "--bert_config_file=$bert_config" --do_train --do_eval "--eval_batch_size=$eval_batch_size" \
+        "--max_seq_length=$2" "--max_predictions_per_seq=$3" "--save_checkpoints_steps=$save_checkpoints_steps" \
+        "${precision_flags[@]}" "$xla_flag" --allreduce_post_accumulation=True \
+        "${@:4}" \
+        ${SEED:+"--seed=$SEED"} ${MAX_EVAL_STEPS:+"--max_eval_steps=$MAX_EVAL_STEPS"} \
         "${EXTRA[@]}"
-    )
-    PYTHONUNBUFFERED=1 run "${command[@]}" # lines reach a log file as they are printed
-}
-
-# logged FILE COMMAND...: output to the terminal and to the end of FILE; the status is the command's (pipefail).
-logged() {
-    if [[ $DRY_RUN == true ]]; then
-        "${@:2}"
-    else
-        mkdir -p "$(dirname "$1")"
-        log "log: $1"
-        "${@:2}" 2>&1 | tee -i -a "$1"
-    fi
-}
-
-# init_checkpoint_flag PATH: sets init_flags for a checkpoint prefix or file, which must exist.
-init_checkpoint_flag() {
-    init_flags=("--init_checkpoint=$1")
-    [[ $DRY_RUN == true || -f $1.index || -e $1 ]]
 }

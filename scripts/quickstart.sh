@@ -84,7 +84,7 @@ quickstart_asr() {
     read_device 1 none
     export CPU
     # CPUs without bf16 arithmetic compute it slower than fp32.
-    [[ $CPU == false ]] || grep -qsE 'amx_bf16|avx512_bf16' /proc/cpuinfo || amp=false
+    [[ $CPU == false ]] || has_bf16_cpu || amp=false
 
     stage "speech"
     run "$PYTHON_ASR" -m data.embedded_speech --output_dir "$CORPUS"

@@ -98,7 +98,6 @@ train() { # gpus batch accumulation measured_epochs all_epochs name
         bash "$here/train.sh" --no_save "${few[@]}" "${EXTRA[@]}"
 }
 
-failed=()
 for index in "${!runs[@]}"; do
     read -ra words <<<"${runs[index]}"
     log "== run $((index + 1)) of ${#runs[@]}: ${words[-1]}"

@@ -2,7 +2,7 @@ import struct
 
 import pytest
 
-from runkit.plots import line_plot
+from runkit.plots import line_plot, points_plot
 
 
 def size(path):
@@ -30,3 +30,10 @@ def test_lengths_must_agree(tmp_path):
     with pytest.raises(ValueError, match="same first dimension"):
         line_plot(tmp_path / "loss.png", {"a": ([1, 2], [1])}, "x", "y", "t")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_points_make_lines_by_x(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr("runkit.plots.line_plot", lambda path, lines, *labels: drawn.update(lines))
+    points_plot(tmp_path / "x.png", [("a", 4, 40.0), ("b", 1, 1.0), ("a", 2, 20.0)], "x", "y", "t")
+    assert drawn == {"a": ((2, 4), (20.0, 40.0)), "b": ((1,), (1.0,))}

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from runkit.tables import markdown_table, text_table
+from runkit.tables import csv_text, markdown_table, rounded, text_table, write_report
 
 ROWS = [
     {"phase": "phase 1", "steps": 7038, "loss": np.float32(1.5)},
@@ -25,6 +25,22 @@ def test_markdown_table():
         "| phase 1 | 1.5 | - |",
         "| 2 | - | a\\|b |",
     ]
+
+
+def test_csv_has_all_digits_and_quotes_what_needs_it():
+    rows = [{"a": 1 / 3, "b": None}, {"a": 2, "c": 'x,"y"'}]
+    assert csv_text(rows) == 'a,b,c\n0.3333333333333333,,\n2,,"x,""y"""\n'
+
+
+def test_rounded():
+    assert rounded([{"a": 1234.56, "b": 7, "c": "x", "d": None}]) == [{"a": 1235.0, "b": 7, "c": "x", "d": None}]
+    assert rounded([{"a": 0.0012345}], digits=2) == [{"a": 0.0012}]
+
+
+def test_write_report(tmp_path, capsys):
+    write_report(tmp_path / "new" / "t.md", "\u00e9\n")
+    assert (tmp_path / "new" / "t.md").read_text(encoding="utf-8") == "\u00e9\n"
+    assert capsys.readouterr().out == f"written: {tmp_path}/new/t.md\n"
 
 
 def test_lists_need_headers_and_as_many_cells():
