@@ -1,20 +1,28 @@
 """The arithmetic between BERT's matrix products: each op once as plain float32 math, with its gradient written out.
 
 A training step on a CPU spends more time here than in the matrix products when every `tf.tanh`, `*` and `+` is a pass
-over memory of its own. So each op is one forward and one backward function, compiled by XLA into one loop per pass,
-while the matrix products stay with oneDNN (XLA's own products are several times slower on a CPU). Inside a function
-that is compiled by XLA as a whole these simply become part of it.
+over memory of its own. So each op is one forward and one backward function, a single pass each, while the matrix
+products stay with oneDNN (XLA's own products are several times slower on a CPU). There are two implementations:
+
+- our kernels for CPUs (`kernels`), where there is a compiler, for float32 and bfloat16;
+- functions of TensorFlow that XLA compiles: everywhere else. Inside a function that is compiled by XLA as a whole
+  (`inside_xla`) they simply become part of it.
 
 Inputs may be float32, bfloat16 or float16; the arithmetic is float32 and the result has the input's dtype.
 
 Shapes: B batch, S sequence, H hidden, A heads, R rows (= B*S where an op does not care).
 """
 
+import contextlib
+import contextvars
 import functools
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import tensorflow as tf
+
+from bert_tf import kernels
 
 LAYER_NORM_EPSILON = 1e-12  # tf.contrib.layers.layer_norm, which trained Google's checkpoints
 _GELU_SLOPE = math.sqrt(2.0 / math.pi)
@@ -27,6 +35,27 @@ def _fused(function):
 
 def _f32(x: tf.Tensor) -> tf.Tensor:
     return tf.cast(x, tf.float32)
+
+
+_inside_xla = contextvars.ContextVar("inside_xla", default=False)
+
+
+@contextlib.contextmanager
+def inside_xla(compiled: bool = True) -> Iterator[None]:
+    """To be held while a function is traced that XLA compiles as a whole (if `compiled`): no kernels in there."""
+    token = _inside_xla.set(compiled or _inside_xla.get())
+    try:
+        yield
+    finally:
+        _inside_xla.reset(token)
+
+
+def _kernels(*tensors: tf.Tensor):
+    """The kernels' library if they are to be used and know the tensors' dtype, else None."""
+    dtypes = {tensor.dtype for tensor in tensors}
+    if _inside_xla.get() or dtypes not in ({tf.float32}, {tf.bfloat16}):
+        return None
+    return kernels.library()
 
 
 # ---------------------------------------------------------------------------------------------------- dropout
@@ -78,6 +107,13 @@ def _dropout_scale(element: tf.Tensor, batch: tf.Tensor, seed, first_row, rate: 
     return tf.where(keep, 1.0 / (1.0 - rate), 0.0)
 
 
+def _draw(seed: tf.Tensor, first_row: tf.Tensor, rate: float) -> dict:
+    """The arguments of a kernel that drops the units of _dropout_scale."""
+    return {
+        "seed": seed, "first_row": first_row, "threshold": round(rate * 2.0**32), "keep_scale": 1.0 / (1.0 - rate)
+    }  # fmt: skip
+
+
 def _hidden_elements(columns: tf.Tensor) -> tf.Tensor:
     """Numbers of the elements of [S*H]: position * H + unit."""
     return tf.cast(tf.range(columns), tf.uint32)
@@ -105,11 +141,14 @@ def dropout(x: tf.Tensor, key: DropoutKey | None, site: int, rate: float) -> tf.
     """Inverted dropout of x [B, C]; identity without a key. `site` numbers the dropouts of a network."""
     if key is None or rate == 0.0:
         return x
-    scale, (seed, first_row) = _dropout_function(rate), _site_seed(key, site)
+    draw, native = _site_seed(key, site), _kernels(x)
+
+    def scale(t):
+        return native.bert_dropout(t, **_draw(*draw, rate)) if native else _dropout_function(rate)(t, *draw)
 
     @tf.custom_gradient
     def op(t):
-        return scale(t, seed, first_row), lambda dy: scale(dy, seed, first_row)
+        return scale(t), scale
 
     return op(x)
 
@@ -120,7 +159,7 @@ def _column_sum(x: tf.Tensor) -> tf.Tensor:
     return tf.matmul(tf.ones([1, tf.shape(x)[0]], x.dtype), x)[0]
 
 
-def _activation(function, derivative):
+def _gelu(function, derivative, erf: bool):
     """An op (x [R, C], bias [C]) -> function(x + bias) from a function of float32 and its derivative."""
 
     @_fused
@@ -133,6 +172,9 @@ def _activation(function, derivative):
 
     @tf.custom_gradient
     def op(x, bias):
+        if native := _kernels(x, bias):
+            return native.bert_gelu(x, bias, erf=erf), lambda dy: native.bert_gelu_grad(x, bias, dy, erf=erf)
+
         def gradient(dy):
             dx = backward(x, bias, dy)
             return dx, _column_sum(dx)
@@ -162,8 +204,8 @@ def _erf_gelu_derivative(x):
 
 # GELU (arXiv 1606.08415): x times the normal distribution function. Google's BERT has its tanh approximation (section
 # 2), the models of Hugging Face the function itself.
-gelu = _activation(_tanh_gelu, _tanh_gelu_derivative)
-gelu_exact = _activation(_erf_gelu, _erf_gelu_derivative)
+gelu = _gelu(_tanh_gelu, _tanh_gelu_derivative, erf=False)
+gelu_exact = _gelu(_erf_gelu, _erf_gelu_derivative, erf=True)
 
 
 # ------------------------------------------------------------------------------------------------ layer norm
@@ -195,13 +237,13 @@ def _layer_norm_gradient(dy, s, mean, rstd, gamma):
 
 
 class _AddLayerNorm:
-    """The compiled functions of add_layer_norm for one dropout rate."""
+    """The functions of add_layer_norm for one dropout rate, compiled by XLA."""
 
     def __init__(self, rate: float):
         self.rate = rate
         self.output = _fused(lambda *arguments: self._forward(*arguments)[0])
         self.forward = _fused(self._forward)
-        self.backward = _fused(self._backward)
+        self._compiled_backward = _fused(self._backward)
 
     def _scale(self, t, batch, seed, first_row):  # drawn per example: [R, H] is [B, S*H]
         elements = _hidden_elements(tf.size(t) // batch)
@@ -217,6 +259,31 @@ class _AddLayerNorm:
         ds, dgamma, dbeta = _layer_norm_gradient(dy, s, mean, rstd, gamma)
         dx = ds if self.rate == 0.0 else ds * self._scale(s, *draw)
         return tf.cast(dx, dy.dtype), tf.cast(ds, dy.dtype), dgamma, dbeta
+
+    def backward(self, *arguments):
+        """Arguments of _backward -> d/dx, d/d residual, d/dgamma, d/dbeta, d/dbias."""
+        dx, ds, dgamma, dbeta = self._compiled_backward(*arguments)
+        return dx, ds, dgamma, dbeta, _column_sum(dx)
+
+
+class _NativeAddLayerNorm:
+    """The same by kernels."""
+
+    def __init__(self, native, rate: float):
+        self.native, self.rate = native, rate
+
+    def output(self, *arguments):
+        return self._forward(*arguments, keep=False)[0]
+
+    def forward(self, *arguments):
+        return self._forward(*arguments, keep=True)
+
+    def _forward(self, x, bias, residual, gamma, beta, batch, *draw, keep: bool):
+        draw = _draw(*draw, self.rate)
+        return self.native.bert_add_layer_norm(x, bias, residual, gamma, beta, batch, keep=keep, **draw)
+
+    def backward(self, dy, s, mean, rstd, gamma, batch, *draw):
+        return self.native.bert_add_layer_norm_grad(dy, s, mean, rstd, gamma, batch, **_draw(*draw, self.rate))
 
 
 _add_layer_norm = functools.cache(_AddLayerNorm)
@@ -237,7 +304,9 @@ def add_layer_norm(
 
     x, residual: [R, H] with R = batch*S; bias: [H]; gamma, beta: [H] float32; batch: int32 scalar B.
     """
-    functions = _add_layer_norm(rate if key is not None else 0.0)
+    rate = rate if key is not None else 0.0
+    native = _kernels(x, bias, residual)
+    functions = _NativeAddLayerNorm(native, rate) if native else _add_layer_norm(rate)
     draw = (batch, *_site_seed(key, site))
 
     @tf.custom_gradient
@@ -250,8 +319,8 @@ def add_layer_norm(
 
         def gradient(dy):
             s, mean, rstd = saved or functions.forward(*arguments)[1:]
-            dx, ds, dgamma, dbeta = functions.backward(dy, s, mean, rstd, gamma, *draw)
-            return dx, _column_sum(dx), ds, dgamma, dbeta
+            dx, ds, dgamma, dbeta, dbias = functions.backward(dy, s, mean, rstd, gamma, *draw)
+            return dx, dbias, ds, dgamma, dbeta
 
         return y, gradient
 
@@ -273,6 +342,15 @@ def _layer_norm_backward(dy, x, mean, rstd, gamma):
 @tf.custom_gradient
 def layer_norm(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple:
     """LayerNorm of x [R, H] over the last axis."""
+    if native := _kernels(x):
+        y, mean, rstd = native.bert_layer_norm(x, gamma, beta)
+
+        def gradient(dy):
+            no_draw = _draw(*_site_seed(None, 0), 0.0)
+            ds, _, *of_parameters, _ = native.bert_add_layer_norm_grad(dy, x, mean, rstd, gamma, 1, **no_draw)
+            return ds, *of_parameters
+
+        return y, gradient
     y, mean, rstd = _layer_norm_forward(x, gamma, beta)
     return y, lambda dy: _layer_norm_backward(dy, x, mean, rstd, gamma)
 
@@ -303,6 +381,10 @@ def split_heads(x: tf.Tensor, bias: tf.Tensor, batch: tf.Tensor, heads: int) -> 
 
     @tf.custom_gradient
     def op(x, bias):
+        if native := _kernels(x, bias):
+            three = native.bert_split_heads(x, bias, batch, heads=heads)
+            return tuple(three), lambda *upstream: tuple(native.bert_split_heads_grad(*upstream))
+
         def gradient(dq, dk, dv):
             dx = backward(dq, dk, dv)
             return dx, _column_sum(dx)
@@ -340,11 +422,16 @@ def attention_probabilities(
 
     scores: [B, A, S, S]; mask_bias: float32 [B, 1, 1, S], 0 for tokens and -10000 for padding.
     """
-    forward, backward = _attention_functions(scale, rate if key is not None else 0.0)
+    rate = rate if key is not None else 0.0
+    forward, backward = _attention_functions(scale, rate)
     draw = _site_seed(key, site)
 
     @tf.custom_gradient
     def op(scores):
+        if native := _kernels(scores):
+            arguments = {"scale": scale, **_draw(*draw, rate)}
+            p, dropped = native.bert_attention(scores, mask_bias, **arguments)
+            return dropped, lambda dy: native.bert_attention_grad(dy, p, **arguments)
         result = forward(scores, mask_bias, *draw)
         p, dropped = result if isinstance(result, (tuple, list)) else (result, result)
         return dropped, lambda dy: backward(dy, p, *draw)

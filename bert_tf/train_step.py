@@ -10,14 +10,17 @@ import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
+from bert_tf import ops
 from bert_tf.distributed import Distributed
 from bert_tf.losses import Objective, Sums
 from bert_tf.ops import DropoutKey
 from bert_tf.optimization import Optimizer, clip_factor, global_norm
 from bert_tf.precision import LossScale
 from bert_tf.weights import ComputeWeights
+from runkit.errors import UserError
 
 Batch = tuple  # a NamedTuple of tensors, `input_ids` [B, S] among them
 
@@ -66,6 +69,7 @@ class TrainStep:
         self.num_accumulation_steps = num_accumulation_steps
         self.reduce_each = not allreduce_post_accumulation
         self.micro_batches = num_accumulation_steps * distributed.size  # in a global batch
+        self.use_xla = use_xla
         self._forward_backward = tf.function(self._gradients, jit_compile=use_xla or None, autograph=False)
         if num_accumulation_steps > 1:
             self._accumulators = [
@@ -117,11 +121,12 @@ class TrainStep:
 
     # ------------------------------------------------------------------------------------ graph functions
     def _gradients(self, batch, factors, key):
-        with tf.GradientTape() as tape:
-            self.weights.watch(tape)
-            sums = self.objective.sums(self.model(batch, self.weights, key), batch)
-            scaled = self.loss_scale.scaled(self.objective.loss(sums, factors))
-        return self.weights.gradients(scaled, tape), sums
+        with ops.inside_xla(self.use_xla):
+            with tf.GradientTape() as tape:
+                self.weights.watch(tape)
+                sums = self.objective.sums(self.model(batch, self.weights, key), batch)
+                scaled = self.loss_scale.scaled(self.objective.loss(sums, factors))
+            return self.weights.gradients(scaled, tape), sums
 
     def _single_update(self, batch, factors, key, lr):
         gradients, sums = self._forward_backward(batch, factors, key)
@@ -158,7 +163,8 @@ def create_evaluation(model: tf.Module, objective: Objective, weights: ComputeWe
 
     @tf.function(jit_compile=use_xla or None, autograph=False)
     def evaluate(batch: Batch) -> Sums:
-        return objective.sums(model(batch, weights), batch)
+        with ops.inside_xla(use_xla):
+            return objective.sums(model(batch, weights), batch)
 
     return evaluate
 
@@ -170,7 +176,17 @@ def create_prediction(
 
     @tf.function(input_signature=[batch_spec], jit_compile=use_xla or None, autograph=False)
     def predict(batch: Batch) -> tuple[tf.Tensor, Sums]:
-        outputs = model(batch, weights)
-        return outputs, objective.sums(outputs, batch)
+        with ops.inside_xla(use_xla):
+            outputs = model(batch, weights)
+            return outputs, objective.sums(outputs, batch)
 
     return predict
+
+
+def check_finite(logits: np.ndarray) -> None:
+    """Raises UserError when a model puts out NaN or infinity: any answer would be chance."""
+    if not np.isfinite(logits).all():
+        raise UserError(
+            "the model puts out NaN or infinity: its weights are broken (or beyond float16 with --precision=fp16); use "
+            "another checkpoint"
+        )

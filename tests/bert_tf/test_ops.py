@@ -1,14 +1,27 @@
-"""Each fused op against the same formula in plain float64 TensorFlow, values and gradients."""
+"""Each fused op against the same formula in plain float64 TensorFlow, values and gradients; by kernels and by XLA."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf import ops
+from bert_tf import kernels, ops
 
+pytestmark = pytest.mark.usefixtures("path")
 KEY = ops.DropoutKey(tf.constant(7, tf.uint32), tf.constant(0, tf.uint32))
 TOLERANCE = {tf.float32: 2e-6, tf.bfloat16: 2e-2, tf.float16: 3e-3}
 DTYPES = list(TOLERANCE)
+
+
+@pytest.fixture(params=["kernels", "xla"])
+def path(request):
+    """Runs a test on our kernels and on the functions that XLA compiles."""
+    if request.param == "kernels":
+        if kernels.library() is None:
+            pytest.skip("no kernels here")
+        yield
+    else:
+        with ops.inside_xla():
+            yield
 
 
 def normal(*shape, seed=0, dtype=tf.float32):
@@ -163,3 +176,69 @@ def test_dropout_depends_on_the_place_in_the_global_batch_only():
 def test_without_a_key_there_is_no_dropout():
     x = normal(3, 5)
     assert ops.dropout(x, None, 0, 0.5) is x
+
+
+# ------------------------------------------------------------------------------------------------- special values
+BAD = [float("nan"), float("inf"), -float("inf")]
+
+
+def with_bad(x, place, value):
+    x = x.numpy().astype(np.float32)
+    x[place] = value
+    return x
+
+
+def visible(*tensors):
+    return [not np.all(np.isfinite(tf.cast(t, tf.float32).numpy())) for t in tensors]
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
+@pytest.mark.parametrize("bad", BAD)
+def test_what_is_not_finite_stays_so_forward(bad, dtype):
+    """So that a run that has gone wrong shows it, and float16's loss scale sees its overflows."""
+    x = tf.cast(with_bad(normal(6, 24), (3, 20), bad), dtype)
+    bias, gamma, beta = tf.zeros([24], dtype), tf.ones([24]), tf.zeros([24])
+    for function in (ops.gelu, ops.gelu_exact):
+        y = function(x, bias)
+        assert np.argwhere(~np.isfinite(tf.cast(y, tf.float32))).tolist() == [[3, 20]]
+    for y in (
+        ops.layer_norm(x, gamma, beta),
+        ops.add_layer_norm(x, bias, tf.zeros_like(x), gamma, beta, None, tf.constant(2), 1, 0.1),
+        ops.add_layer_norm(x, bias, tf.zeros_like(x), gamma, beta, KEY, tf.constant(2), 1, 0.5),
+        ops.add_layer_norm(tf.zeros_like(x), bias, x, gamma, beta, KEY, tf.constant(2), 1, 0.5),
+    ):
+        rows = ~np.isfinite(tf.cast(y, tf.float32)).all(-1)
+        assert rows.tolist() == [False, False, False, True, False, False]
+    assert all(any(visible(part)) for part in ops.split_heads(tf.concat([x, x, x], 1), tf.zeros([72], dtype), 2, 2))
+    assert visible(ops.dropout(x, KEY, 1, 0.99)) == [True]  # dropped or not
+    scores = tf.cast(with_bad(normal(1, 2, 3, 19), (0, 1, 2, 18), abs(bad)), dtype)
+    p = ops.attention_probabilities(scores, tf.zeros([1, 1, 1, 19]), 0.5, None, 1, 0.1)
+    assert visible(p[0, 0], p[0, 1, :2], p[0, 1, 2]) == [False, False, True]
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
+@pytest.mark.parametrize("bad", BAD)
+def test_what_is_not_finite_stays_so_backward(bad, dtype):
+    x, upstream = normal(6, 24, dtype=dtype), tf.cast(with_bad(normal(6, 24, seed=1), (3, 20), bad), dtype)
+    bias, gamma, beta = tf.zeros([24], dtype), tf.ones([24]), tf.zeros([24])
+    for function in (ops.gelu, ops.gelu_exact):
+        assert visible(*gradients(function, x, bias, upstream=upstream)[1]) == [True, True]
+    assert visible(*gradients(ops.layer_norm, x, gamma, beta, upstream=upstream)[1]) == [True] * 3
+
+    def add(*inputs):
+        return ops.add_layer_norm(*inputs, KEY, tf.constant(2), 1, 0.5)
+
+    assert visible(*gradients(add, x, bias, x, gamma, beta, upstream=upstream)[1]) == [True] * 5
+    scores, upstream = normal(1, 1, 6, 24, dtype=dtype), upstream[None, None]
+
+    def attend(scores):
+        return ops.attention_probabilities(scores, tf.zeros([1, 1, 1, 24]), 0.5, KEY, 1, 0.5)
+
+    assert visible(*gradients(attend, scores, upstream=upstream)[1]) == [True]
+
+
+def test_all_padding_but_one_and_all():
+    bias = tf.constant([[-10000.0] * 6 + [0.0], [-10000.0] * 7])[:, None, None, :]
+    p = ops.attention_probabilities(tf.zeros([2, 1, 7, 7]), bias, 1.0, None, 0, 0.1).numpy()
+    np.testing.assert_array_equal(p[0], np.eye(7)[None, [6] * 7])
+    np.testing.assert_allclose(p[1], 1 / 7, rtol=1e-6)

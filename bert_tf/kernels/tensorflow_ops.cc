@@ -1,0 +1,507 @@
+// The functions of elementwise.h as TensorFlow operations for CPUs, on TensorFlow's own threads; ops.py holds their
+// gradients and says what they compute. Shapes: see elementwise.h.
+//
+// Outputs take the memory of an input that nobody else needs, which spares a pass through memory.
+
+#include <type_traits>
+
+#include "elementwise.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace {
+
+using tensorflow::DEVICE_CPU;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+using Status = absl::Status;
+
+template <class T>
+using Raw = std::conditional_t<std::is_same_v<T, float>, float, bert::bfloat16>;
+
+template <class T>
+const Raw<T>* in(OpKernelContext* context, int index) {
+  return reinterpret_cast<const Raw<T>*>(context->input(index).flat<T>().data());
+}
+
+template <class T>
+Raw<T>* data(Tensor* tensor) {
+  return reinterpret_cast<Raw<T>*>(tensor->flat<T>().data());
+}
+
+bert::Parallel parallel(OpKernelContext* context) {
+  using tsl::thread::ThreadPool;
+  ThreadPool* threads = context->device()->tensorflow_cpu_worker_threads()->workers;
+  return [threads](int64_t total, int64_t cost, const bert::Body& body) {
+    if (total > 0) threads->ParallelFor(total, ThreadPool::SchedulingParams::Adaptive(cost), body);
+  };
+}
+
+// `count` inputs from `first` on with the number of elements [expected].
+Status check_sizes(OpKernelContext* context, int first, int count, int64_t expected) {
+  for (int i = first; i < first + count; i++)
+    if (context->input(i).NumElements() != expected)
+      return absl::InvalidArgumentError(absl::StrCat("input ", i, " has ", context->input(i).NumElements(),
+                                                     " elements, expected ", expected));
+  return absl::OkStatus();
+}
+
+Status check_rank(OpKernelContext* context, int index, int rank) {
+  const TensorShape& shape = context->input(index).shape();
+  if (shape.dims() != rank)
+    return absl::InvalidArgumentError(
+        absl::StrCat("input ", index, " has shape ", shape.DebugString(), ", expected rank ", rank));
+  return absl::OkStatus();
+}
+
+Status check_scalars(OpKernelContext* context, int first, int count) { return check_sizes(context, first, count, 1); }
+
+// How many rows an example has.
+Status rows_each(OpKernelContext* context, int batch_input, int64_t rows, int64_t* length) {
+  TF_RETURN_IF_ERROR(check_scalars(context, batch_input, 1));
+  const int64_t batch = context->input(batch_input).scalar<int32_t>()();
+  if (batch < 0 || (batch == 0 ? rows != 0 : rows % batch != 0))
+    return absl::InvalidArgumentError(absl::StrCat(rows, " rows are not ", batch, " examples of equal length"));
+  *length = batch == 0 ? 0 : rows / batch;
+  return absl::OkStatus();
+}
+
+#define SIGNATURE_OF_DROPOUT                                                                           \
+  Input("seed: uint32").Input("first_row: uint32").Attr("threshold: int = 0").Attr("keep_scale: float = 1.0")
+
+class DropoutKernel : public OpKernel {
+ public:
+  explicit DropoutKernel(OpKernelConstruction* construction) : OpKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("threshold", &threshold_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("keep_scale", &scale_));
+  }
+
+ protected:
+  bool drops() const { return threshold_ > 0; }
+  bert::Draw draw(OpKernelContext* context, int seed_input) const {
+    return {context->input(seed_input).scalar<uint32_t>()(), context->input(seed_input + 1).scalar<uint32_t>()(),
+            static_cast<uint32_t>(threshold_), scale_};
+  }
+
+ private:
+  int64_t threshold_;
+  float scale_;
+};
+
+#define TYPES Attr("T: {float, bfloat16}")
+#define REGISTER_FOR(NAME, CLASS, T) \
+  REGISTER_KERNEL_BUILDER(Name(NAME).Device(DEVICE_CPU).TypeConstraint<T>("T"), CLASS<T>);
+#define REGISTER_FOR_BOTH(NAME, CLASS) \
+  REGISTER_FOR(NAME, CLASS, float) REGISTER_FOR(NAME, CLASS, tensorflow::bfloat16)
+
+// ------------------------------------------------------------------------------------------------------ gelu
+REGISTER_OP("BertGelu")
+    .Input("x: T")
+    .Input("bias: T")
+    .Output("y: T")
+    .TYPES.Attr("erf: bool")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(0));
+      return absl::OkStatus();
+    });
+REGISTER_OP("BertGeluGrad")
+    .Input("x: T")
+    .Input("bias: T")
+    .Input("dy: T")
+    .Output("dx: T")
+    .Output("dbias: T")
+    .TYPES.Attr("erf: bool")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(0));
+      c->set_output(1, c->input(1));
+      return absl::OkStatus();
+    });
+
+class GeluKernel : public OpKernel {
+ public:
+  explicit GeluKernel(OpKernelConstruction* construction) : OpKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("erf", &erf_));
+  }
+
+ protected:
+  bool erf_;
+};
+
+template <class T>
+class Gelu : public GeluKernel {
+ public:
+  using GeluKernel::GeluKernel;
+  void Compute(OpKernelContext* context) override {
+    OP_REQUIRES_OK(context, check_rank(context, 0, 2));
+    const TensorShape shape = context->input(0).shape();
+    OP_REQUIRES_OK(context, check_sizes(context, 1, 1, shape.dim_size(1)));
+    const Raw<T>* x = in<T>(context, 0);
+    Tensor* y;
+    OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({0}, 0, shape, &y));
+    bert::gelu(parallel(context), shape.dim_size(0), shape.dim_size(1), erf_, x, in<T>(context, 1), data<T>(y));
+  }
+};
+REGISTER_FOR_BOTH("BertGelu", Gelu)
+
+template <class T>
+class GeluGrad : public GeluKernel {
+ public:
+  using GeluKernel::GeluKernel;
+  void Compute(OpKernelContext* context) override {
+    OP_REQUIRES_OK(context, check_rank(context, 0, 2));
+    const TensorShape shape = context->input(0).shape();
+    OP_REQUIRES_OK(context, check_sizes(context, 1, 1, shape.dim_size(1)));
+    OP_REQUIRES_OK(context, check_sizes(context, 2, 1, shape.num_elements()));
+    const Raw<T>*x = in<T>(context, 0), *dy = in<T>(context, 2);
+    Tensor *dx, *dbias;
+    OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({2, 0}, 0, shape, &dx));
+    OP_REQUIRES_OK(context, context->allocate_output(1, context->input(1).shape(), &dbias));
+    bert::gelu_grad(parallel(context), shape.dim_size(0), shape.dim_size(1), erf_, x, in<T>(context, 1), dy,
+                    data<T>(dx), data<T>(dbias));
+  }
+};
+REGISTER_FOR_BOTH("BertGeluGrad", GeluGrad)
+
+// ------------------------------------------------------------------------------------------------ layer norm
+// Shapes of y, s [R, H] (s: empty unless kept), mean, rstd [R, 1].
+Status normed_shapes(InferenceContext* c, bool keep_sum, bool keep_moments) {
+  ShapeHandle x;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &x));
+  const ShapeHandle empty = c->Vector(0), moment = keep_moments ? c->Matrix(c->Dim(x, 0), 1) : empty;
+  c->set_output(0, x);
+  int output = 1;
+  if (c->num_outputs() == 4) c->set_output(output++, keep_sum ? x : empty);
+  c->set_output(output, moment);
+  c->set_output(output + 1, moment);
+  return absl::OkStatus();
+}
+
+REGISTER_OP("BertLayerNorm")
+    .Input("x: T")
+    .Input("gamma: float")
+    .Input("beta: float")
+    .Output("y: T")
+    .Output("mean: float")
+    .Output("rstd: float")
+    .TYPES.SetShapeFn([](InferenceContext* c) { return normed_shapes(c, false, true); });
+REGISTER_OP("BertAddLayerNorm")
+    .Input("x: T")
+    .Input("bias: T")
+    .Input("residual: T")
+    .Input("gamma: float")
+    .Input("beta: float")
+    .Input("batch: int32")
+    .SIGNATURE_OF_DROPOUT.Output("y: T")
+    .Output("s: T")
+    .Output("mean: float")
+    .Output("rstd: float")
+    .TYPES.Attr("keep: bool")
+    .SetShapeFn([](InferenceContext* c) {
+      bool keep;
+      TF_RETURN_IF_ERROR(c->GetAttr("keep", &keep));
+      return normed_shapes(c, keep, keep);
+    });
+REGISTER_OP("BertAddLayerNormGrad")
+    .Input("dy: T")
+    .Input("s: T")
+    .Input("mean: float")
+    .Input("rstd: float")
+    .Input("gamma: float")
+    .Input("batch: int32")
+    .SIGNATURE_OF_DROPOUT.Output("dx: T")
+    .Output("ds: T")
+    .Output("dgamma: float")
+    .Output("dbeta: float")
+    .Output("dbias: T")
+    .TYPES.SetShapeFn([](InferenceContext* c) {
+      for (int i = 0; i < 2; i++) c->set_output(i, c->input(1));
+      for (int i = 2; i < 5; i++) c->set_output(i, c->input(4));
+      return absl::OkStatus();
+    });
+
+template <class T>
+class LayerNorm : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    OP_REQUIRES_OK(context, check_rank(context, 0, 2));
+    const TensorShape shape = context->input(0).shape();
+    const int64_t rows = shape.dim_size(0), columns = shape.dim_size(1);
+    OP_REQUIRES_OK(context, check_sizes(context, 1, 2, columns));
+    const Raw<T>* x = in<T>(context, 0);
+    Tensor *y, *mean, *rstd;
+    OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({0}, 0, shape, &y));
+    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({rows, 1}), &mean));
+    OP_REQUIRES_OK(context, context->allocate_output(2, TensorShape({rows, 1}), &rstd));
+    bert::layer_norm<Raw<T>>(parallel(context), rows, columns, rows, {}, x, nullptr, nullptr, in<float>(context, 1),
+                             in<float>(context, 2), data<T>(y), nullptr, data<float>(mean), data<float>(rstd));
+  }
+};
+REGISTER_FOR_BOTH("BertLayerNorm", LayerNorm)
+
+template <class T>
+class AddLayerNorm : public DropoutKernel {
+ public:
+  explicit AddLayerNorm(OpKernelConstruction* construction) : DropoutKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("keep", &keep_));
+  }
+  void Compute(OpKernelContext* context) override {
+    OP_REQUIRES_OK(context, check_rank(context, 0, 2));
+    const TensorShape shape = context->input(0).shape();
+    const int64_t rows = shape.dim_size(0), columns = shape.dim_size(1);
+    int64_t length;
+    OP_REQUIRES_OK(context, check_sizes(context, 1, 1, columns));
+    OP_REQUIRES_OK(context, check_sizes(context, 2, 1, shape.num_elements()));
+    OP_REQUIRES_OK(context, check_sizes(context, 3, 2, columns));
+    OP_REQUIRES_OK(context, rows_each(context, 5, rows, &length));
+    OP_REQUIRES_OK(context, check_scalars(context, 6, 2));
+    const Raw<T>*x = in<T>(context, 0), *residual = in<T>(context, 2);
+    const TensorShape empty({0}), moment({rows, 1});
+    Tensor *y, *s, *mean, *rstd;
+    OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({0}, 0, shape, &y));
+    if (keep_)
+      OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({2}, 1, shape, &s));
+    else
+      OP_REQUIRES_OK(context, context->allocate_output(1, empty, &s));
+    OP_REQUIRES_OK(context, context->allocate_output(2, keep_ ? moment : empty, &mean));
+    OP_REQUIRES_OK(context, context->allocate_output(3, keep_ ? moment : empty, &rstd));
+    bert::layer_norm<Raw<T>>(parallel(context), rows, columns, length, draw(context, 6), x, in<T>(context, 1),
+                             residual, in<float>(context, 3), in<float>(context, 4), data<T>(y),
+                             keep_ ? data<T>(s) : nullptr, keep_ ? data<float>(mean) : nullptr,
+                             keep_ ? data<float>(rstd) : nullptr);
+  }
+
+ private:
+  bool keep_;
+};
+REGISTER_FOR_BOTH("BertAddLayerNorm", AddLayerNorm)
+
+template <class T>
+class AddLayerNormGrad : public DropoutKernel {
+ public:
+  using DropoutKernel::DropoutKernel;
+  void Compute(OpKernelContext* context) override {
+    OP_REQUIRES_OK(context, check_rank(context, 0, 2));
+    const TensorShape shape = context->input(0).shape(), columns_shape({shape.dim_size(1)});
+    const int64_t rows = shape.dim_size(0), columns = shape.dim_size(1);
+    int64_t length;
+    OP_REQUIRES_OK(context, check_sizes(context, 1, 1, shape.num_elements()));
+    OP_REQUIRES_OK(context, check_sizes(context, 2, 2, rows));
+    OP_REQUIRES_OK(context, check_sizes(context, 4, 1, columns));
+    OP_REQUIRES_OK(context, rows_each(context, 5, rows, &length));
+    OP_REQUIRES_OK(context, check_scalars(context, 6, 2));
+    const Raw<T>*dy = in<T>(context, 0), *s = in<T>(context, 1);
+    Tensor *dx, *ds, *dgamma, *dbeta, *dbias;
+    OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({0}, 1, shape, &ds));
+    if (drops()) {
+      OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({1}, 0, shape, &dx));
+    } else {
+      context->set_output(0, *ds);
+      dx = ds;
+    }
+    OP_REQUIRES_OK(context, context->allocate_output(2, columns_shape, &dgamma));
+    OP_REQUIRES_OK(context, context->allocate_output(3, columns_shape, &dbeta));
+    OP_REQUIRES_OK(context, context->allocate_output(4, columns_shape, &dbias));
+    bert::layer_norm_grad(parallel(context), rows, columns, length, draw(context, 6), dy, s, in<float>(context, 2),
+                          in<float>(context, 3), in<float>(context, 4), data<T>(dx), data<T>(ds), data<float>(dgamma),
+                          data<float>(dbeta), data<T>(dbias));
+  }
+};
+REGISTER_FOR_BOTH("BertAddLayerNormGrad", AddLayerNormGrad)
+
+// ------------------------------------------------------------------------------------------------- attention
+REGISTER_OP("BertAttention")
+    .Input("scores: T")
+    .Input("mask: float")
+    .SIGNATURE_OF_DROPOUT.Output("p: T")
+    .Output("dropped: T")
+    .TYPES.Attr("scale: float")
+    .SetShapeFn([](InferenceContext* c) {
+      for (int i = 0; i < 2; i++) c->set_output(i, c->input(0));
+      return absl::OkStatus();
+    });
+REGISTER_OP("BertAttentionGrad")
+    .Input("dy: T")
+    .Input("p: T")
+    .SIGNATURE_OF_DROPOUT.Output("dscores: T")
+    .TYPES.Attr("scale: float")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(1));
+      return absl::OkStatus();
+    });
+
+class AttentionKernel : public DropoutKernel {
+ public:
+  explicit AttentionKernel(OpKernelConstruction* construction) : DropoutKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("scale", &scale_));
+  }
+
+ protected:
+  static bert::ScoreShape score_shape(const TensorShape& shape) {
+    return {shape.dim_size(0), shape.dim_size(1), shape.dim_size(2), shape.dim_size(3)};
+  }
+  float scale_;
+};
+
+template <class T>
+class Attention : public AttentionKernel {
+ public:
+  using AttentionKernel::AttentionKernel;
+  void Compute(OpKernelContext* context) override {
+    OP_REQUIRES_OK(context, check_rank(context, 0, 4));
+    const TensorShape shape = context->input(0).shape();
+    OP_REQUIRES_OK(context, check_sizes(context, 1, 1, shape.dim_size(0) * shape.dim_size(3)));
+    OP_REQUIRES_OK(context, check_scalars(context, 2, 2));
+    const Raw<T>* scores = in<T>(context, 0);
+    Tensor *p, *dropped;
+    OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({0}, 0, shape, &p));
+    if (drops()) {
+      OP_REQUIRES_OK(context, context->allocate_output(1, shape, &dropped));
+    } else {
+      context->set_output(1, *p);
+      dropped = p;
+    }
+    bert::attention(parallel(context), score_shape(shape), scale_, draw(context, 2), scores, in<float>(context, 1),
+                    data<T>(p), data<T>(dropped));
+  }
+};
+REGISTER_FOR_BOTH("BertAttention", Attention)
+
+template <class T>
+class AttentionGrad : public AttentionKernel {
+ public:
+  using AttentionKernel::AttentionKernel;
+  void Compute(OpKernelContext* context) override {
+    OP_REQUIRES_OK(context, check_rank(context, 1, 4));
+    const TensorShape shape = context->input(1).shape();
+    OP_REQUIRES_OK(context, check_sizes(context, 0, 1, shape.num_elements()));
+    OP_REQUIRES_OK(context, check_scalars(context, 2, 2));
+    const Raw<T>*dy = in<T>(context, 0), *p = in<T>(context, 1);
+    Tensor* dscores;
+    OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({0, 1}, 0, shape, &dscores));
+    bert::attention_grad(parallel(context), score_shape(shape), scale_, draw(context, 2), dy, p, data<T>(dscores));
+  }
+};
+REGISTER_FOR_BOTH("BertAttentionGrad", AttentionGrad)
+
+// ----------------------------------------------------------------------------------------------------- heads
+REGISTER_OP("BertSplitHeads")
+    .Input("x: T")
+    .Input("bias: T")
+    .Input("batch: int32")
+    .Output("q: T")
+    .Output("k: T")
+    .Output("v: T")
+    .TYPES.Attr("heads: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      int heads;
+      TF_RETURN_IF_ERROR(c->GetAttr("heads", &heads));
+      ShapeHandle x;
+      DimensionHandle batch, depth;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &x));
+      TF_RETURN_IF_ERROR(c->MakeDimForScalarInput(2, &batch));
+      TF_RETURN_IF_ERROR(c->Divide(c->Dim(x, 1), 3 * heads, true, &depth));
+      for (int i = 0; i < 3; i++) c->set_output(i, c->MakeShape({batch, c->MakeDim(heads), c->UnknownDim(), depth}));
+      return absl::OkStatus();
+    });
+REGISTER_OP("BertSplitHeadsGrad")
+    .Input("dq: T")
+    .Input("dk: T")
+    .Input("dv: T")
+    .Output("dx: T")
+    .Output("dbias: T")
+    .TYPES.SetShapeFn([](InferenceContext* c) {
+      ShapeHandle heads;
+      DimensionHandle rows, columns;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 4, &heads));
+      TF_RETURN_IF_ERROR(c->Multiply(c->Dim(heads, 0), c->Dim(heads, 2), &rows));
+      TF_RETURN_IF_ERROR(c->Multiply(c->Dim(heads, 1), c->Dim(heads, 3), &columns));
+      TF_RETURN_IF_ERROR(c->Multiply(columns, 3, &columns));
+      c->set_output(0, c->Matrix(rows, columns));
+      c->set_output(1, c->Vector(columns));
+      return absl::OkStatus();
+    });
+
+template <class T>
+class SplitHeads : public OpKernel {
+ public:
+  explicit SplitHeads(OpKernelConstruction* construction) : OpKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("heads", &heads_));
+  }
+  void Compute(OpKernelContext* context) override {
+    OP_REQUIRES_OK(context, check_rank(context, 0, 2));
+    const int64_t rows = context->input(0).dim_size(0), columns = context->input(0).dim_size(1);
+    int64_t length;
+    OP_REQUIRES_OK(context, check_sizes(context, 1, 1, columns));
+    OP_REQUIRES_OK(context, rows_each(context, 2, rows, &length));
+    OP_REQUIRES(context, columns % (3 * heads_) == 0,
+                absl::InvalidArgumentError(
+                    absl::StrCat(columns, " columns are not 3 times ", heads_, " heads of equal size")));
+    const bert::HeadShape shape = {context->input(2).scalar<int32_t>()(), length, heads_, columns / (3 * heads_)};
+    bert::Three<Raw<T>> parts;
+    for (int i = 0; i < 3; i++) {
+      Tensor* part;
+      OP_REQUIRES_OK(context, context->allocate_output(
+                                  i, TensorShape({shape.batch, shape.heads, shape.length, shape.depth}), &part));
+      parts[i] = data<T>(part);
+    }
+    bert::split_heads(parallel(context), shape, in<T>(context, 0), in<T>(context, 1), parts);
+  }
+
+ private:
+  int64_t heads_;
+};
+REGISTER_FOR_BOTH("BertSplitHeads", SplitHeads)
+
+template <class T>
+class SplitHeadsGrad : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    OP_REQUIRES_OK(context, check_rank(context, 0, 4));
+    const Tensor& dq = context->input(0);
+    OP_REQUIRES_OK(context, check_sizes(context, 1, 2, dq.NumElements()));
+    const bert::HeadShape shape = {dq.dim_size(0), dq.dim_size(2), dq.dim_size(1), dq.dim_size(3)};
+    const int64_t columns = 3 * shape.heads * shape.depth;
+    Tensor *dx, *dbias;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({shape.batch * shape.length, columns}), &dx));
+    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({columns}), &dbias));
+    bert::split_heads_grad<Raw<T>>(parallel(context), shape, {in<T>(context, 0), in<T>(context, 1), in<T>(context, 2)},
+                                   data<T>(dx), data<T>(dbias));
+  }
+};
+REGISTER_FOR_BOTH("BertSplitHeadsGrad", SplitHeadsGrad)
+
+// --------------------------------------------------------------------------------------------------- dropout
+REGISTER_OP("BertDropout")
+    .Input("x: T")
+    .SIGNATURE_OF_DROPOUT.Output("y: T")
+    .TYPES.SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(0));
+      return absl::OkStatus();
+    });
+
+template <class T>
+class Dropout : public DropoutKernel {
+ public:
+  using DropoutKernel::DropoutKernel;
+  void Compute(OpKernelContext* context) override {
+    OP_REQUIRES_OK(context, check_rank(context, 0, 2));
+    OP_REQUIRES_OK(context, check_scalars(context, 1, 2));
+    const TensorShape shape = context->input(0).shape();
+    const Raw<T>* x = in<T>(context, 0);
+    Tensor* y;
+    OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({0}, 0, shape, &y));
+    bert::dropout(parallel(context), shape.dim_size(0), shape.dim_size(1), draw(context, 1), x, data<T>(y));
+  }
+};
+REGISTER_FOR_BOTH("BertDropout", Dropout)
+
+}  // namespace
