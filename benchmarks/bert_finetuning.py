@@ -88,6 +88,7 @@ def build_ours(options):
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
 
+    from bert_tf import kernels
     from bert_tf.distributed import Distributed
     from bert_tf.features import (
         CLASS,
@@ -99,6 +100,7 @@ def build_ours(options):
         prediction_batches,
         training_batches,
     )
+    from bert_tf.finetuning import FREE_BUCKET_STEP
     from bert_tf.losses import Classification, QuestionAnswering
     from bert_tf.model import BertConfig, BertForClassification, BertForQuestionAnswering
     from bert_tf.optimization import create_optimizer
@@ -130,8 +132,9 @@ def build_ours(options):
     train_set, predict_set = features(settings["train_sample"]), features(settings["predict_sample"])
     updates = len(train_set) // settings["train_batch"]
     order = TrainingOrder(train_set.lengths, 1, settings["train_batch"], updates, by_length=True)
-    train_buckets = choose_buckets(train_set.lengths, settings["length"])
-    predict_buckets = choose_buckets(predict_set.lengths, settings["length"])
+    limits = () if kernels.library() is None else (settings["length"], FREE_BUCKET_STEP)  # as finetuning.buckets_of
+    train_buckets = choose_buckets(train_set.lengths, settings["length"], *limits)
+    predict_buckets = choose_buckets(predict_set.lengths, settings["length"], *limits)
     function = create_prediction(model, objective, weights, batch_spec(kind))
 
     def train():

@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import io
 import json
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -31,13 +32,14 @@ from bert_tf.features import SPAN, Feature, FeatureSet, batch_spec, choose_bucke
 from bert_tf.losses import QuestionAnswering
 from bert_tf.model import BertForQuestionAnswering
 from bert_tf.precision import PRECISIONS, Precision
+from bert_tf.runs import check_vocabulary
 from bert_tf.squad import SquadExample, SquadFeature, convert_examples, examples_of
 from bert_tf.squad_answers import find_candidates, select_answers
 from bert_tf.tokenization import CLS, SEP, FullTokenizer
-from bert_tf.train_step import create_prediction
+from bert_tf.train_step import check_finite, create_prediction
 from bert_tf.weights import ComputeWeights
 from runkit.errors import UserError, run_main
-from runkit.files import read_json
+from runkit.files import read_json, sha256_file
 
 BATCH_SIZE = 8  # windows
 EXCERPT = 40  # code points shown on both sides of an answer
@@ -77,6 +79,12 @@ def read_settings(weights: str, given: dict[str, Any]) -> Settings:
     if path and "version_2_with_negative" not in saved:
         saved["version_2_with_negative"] = read_json(path).get("task") == "squad v2.0"
     known = {key: saved[key] for key in Settings._fields if key in saved}
+    if "version_2_with_negative" not in known | given:
+        print(
+            f"note: nothing beside {weights} says for which version of SQuAD it was trained; 1.1 is assumed, where "
+            "every question has an answer (else give --version_2_with_negative)",
+            file=sys.stderr,
+        )
     return Settings(**{"do_lower_case": is_lower_case(weights)} | known | given)
 
 
@@ -91,7 +99,9 @@ class Answerer:
                 f"max_seq_length {settings.max_seq_length} is beyond max_position_embeddings "
                 f"{config.max_position_embeddings} of {bert_config_file}"
             )
-        checkpoint.check_files(vocab_file, config, weights, bert_config_file)
+        if warning := checkpoint.check_files(vocab_file, config, weights, bert_config_file):
+            print(f"warning: {warning}", file=sys.stderr)
+        check_vocabulary(weights, sha256_file(vocab_file))
         chosen = Precision.from_name(precision)
         chosen.activate()
         self.settings = settings
@@ -116,6 +126,7 @@ class Answerer:
         rows = max(1, min(BATCH_SIZE, len(features)))
         for indices, batch in prediction_batches(features, choose_buckets(features.lengths, length), rows, length):
             values = self._function(batch)[0].numpy()
+            check_finite(values)
             for row, index in enumerate(indices):
                 outputs[index] = values[row, : features.lengths[index]]
         return outputs
@@ -191,6 +202,8 @@ def to_examples(content: Any, name: str, version_2_with_negative: bool = True) -
 
 def read_stdin_json() -> Any:
     """Raises UserError where stdin is no JSON."""
+    if sys.stdin is None:
+        raise UserError("stdin is closed: give a file to --json")
     try:
         return json.loads(sys.stdin.buffer.read().decode("utf-8-sig"))
     except ValueError as error:
@@ -288,6 +301,11 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         else:
             add(f"--{name}", type=type(default), help="default: as in the model's run")
     args = parser.parse_args(argv)
+    for name in ("max_seq_length", "doc_stride", "max_query_length", "n_best_size", "max_answer_length"):
+        if getattr(args, name, 1) < 1:
+            parser.error(f"--{name} must be at least 1")
+    if not math.isfinite(getattr(args, "null_score_diff_threshold", 0.0)):
+        parser.error("--null_score_diff_threshold must be a finite number")
     if not (args.model_dir or args.init_checkpoint):
         parser.error("MODEL_DIR is missing: the output_dir of run_squad")
     if args.json is not None and args.question:
@@ -330,6 +348,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     elif args.question:
         for answer in ask(answerer, context, args.question):
             print(f"? {answer.question}\n{describe(answer, context)}")
+    elif sys.stdin is None:
+        raise UserError("there is no stdin to read questions from: give --question or --json FILE")
     else:
         prompt(answerer, context)
 

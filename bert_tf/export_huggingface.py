@@ -69,6 +69,7 @@ def main(argv: list[str]) -> None:
     kind, model = load_model(source, config, FLAGS.kind)
     if FLAGS.to == "tf1":
         write_tf1(FLAGS.output_dir, config, model, vocab_file)
+        carry_labels(source, FLAGS.output_dir)
         print_line(f"wrote {kind} as {TF1_NAME}, bert_config.json and vocab.txt to {FLAGS.output_dir}")
         return
     label_file = FLAGS.label_file or beside(source, "labels.json")
@@ -76,6 +77,7 @@ def main(argv: list[str]) -> None:
     do_lower_case = is_lower_case(source) if FLAGS.do_lower_case is None else FLAGS.do_lower_case
     tensors = {variable_name(variable): variable.numpy() for variable in model.variables}
     huggingface.export(FLAGS.output_dir, kind, config, tensors, vocab_file, do_lower_case, labels)
+    carry_labels(source, FLAGS.output_dir)
     print_line(
         f"wrote {kind} as {huggingface.MODELS[kind]} to {FLAGS.output_dir}, with a tokenizer "
         f"{'that lower-cases' if do_lower_case else 'that keeps case'}"
@@ -95,6 +97,13 @@ def required_beside(weights: str, name: str, flag: str) -> str:
     if path is None:
         raise UserError(f"there is no {name} beside {weights}; give --{flag}")
     return path
+
+
+def carry_labels(source: str, directory: str) -> None:
+    """Takes a run's labels.json along, which tells our programs the task (of SQuAD, the version)."""
+    path = beside(source, "labels.json")
+    if path is not None:
+        write_json(Path(directory, "labels.json"), read_json(path))
 
 
 def read_labels(path: str) -> list[str] | None:
@@ -139,7 +148,7 @@ def load_model(path: str, config: BertConfig, kind: str | None) -> tuple[str, tf
 
 def write_tf1(directory: str | os.PathLike, config: BertConfig, model: tf.Module, vocab_file: str) -> None:
     """Writes bert_model.ckpt.*, bert_config.json and vocab.txt, the three of Google's archives, as a whole or not."""
-    files = {f"{TF1_NAME}.index", f"{TF1_NAME}.data-00000-of-00001", "bert_config.json", "vocab.txt"}
+    files = {f"{TF1_NAME}.index", f"{TF1_NAME}.data-00000-of-00001", "bert_config.json", "vocab.txt", "labels.json"}
     huggingface.refuse_other_files(directory, files)
     with atomic_directory(directory) as folder:
         checkpoint.write_tensors(folder / TF1_NAME, {variable_name(v): v for v in model.variables})

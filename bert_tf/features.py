@@ -8,6 +8,7 @@ occur, so that XLA compiles few programs and little padding is computed. The ord
 """
 
 import functools
+import hashlib
 import os
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -114,6 +115,13 @@ class FeatureSet:
                 labels[row] = feature.label
             weights[row] = 1.0
         return TaskBatch(*map(tf.constant, (ids, mask, segments, labels, weights)))
+
+    def digest(self) -> str:
+        """SHA-256 of all features, 16 hex digits: whether they are the same as those of an earlier run."""
+        result = hashlib.sha256()
+        for values in (self.lengths, self._ids, self._segments, self._labels):
+            result.update(np.ascontiguousarray(values))
+        return result.hexdigest()[:16]
 
     def check_ranges(self, vocab_size: int, type_vocab_size: int, source: str) -> None:
         """Raises UserError when an id has no row in the model's tables."""

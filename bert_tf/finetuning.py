@@ -6,6 +6,7 @@ A main reads its task's examples and turns them into features; here features bec
 import contextlib
 import dataclasses
 import hashlib
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
-from bert_tf import checkpoint, distributed, runs, schedules
+from bert_tf import checkpoint, distributed, kernels, runs, schedules
 from bert_tf.distributed import Distributed
 from bert_tf.features import (
     FeatureSet,
@@ -36,7 +37,7 @@ from bert_tf.optimization import canonical_name, create_optimizer
 from bert_tf.precision import LossScale, Precision
 from bert_tf.records import Feature
 from bert_tf.tokenization import FullTokenizer
-from bert_tf.train_step import TrainStep, create_prediction
+from bert_tf.train_step import TrainStep, check_finite, create_prediction
 from bert_tf.weights import ComputeWeights
 from runkit.errors import UserError
 from runkit.files import atomic_open, locked_directory, sha256_file, write_json
@@ -46,6 +47,7 @@ from runkit.progress import Progress
 from runkit.store import CheckpointStore
 
 FLAGS = flags.FLAGS
+FREE_BUCKET_STEP = 8  # batches are padded to a multiple of this where a new shape costs nothing
 METRICS = {
     "total_loss": {"unit": "nat", "format": ":.4f", "STAGE": "TRAIN"},
     "avg_loss_step": {"unit": "nat", "format": ":.4f", "STAGE": "TRAIN"},
@@ -129,6 +131,7 @@ def open_session(
     labels: names in index order, empty where the task has none; they are saved with the model, and a checkpoint that
     was fine-tuned with others is refused.
     """
+    _check_numbers()
     group = distributed.init(FLAGS.horovod)
     precision = runs.choose_precision()
     precision.activate()
@@ -159,19 +162,28 @@ def open_session(
         "vocab_sha256": sha256_file(FLAGS.vocab_file),
         "do_lower_case": FLAGS.do_lower_case,
     }
-    if group.is_root:
-        _keep_with_the_model(output_dir, config, identity)
     return Session(
         main_module, group, precision, runs.choose_xla(), output_dir, store, log, config, tokenizer, identity
     )  # fmt: skip
 
 
-def _keep_with_the_model(output_dir: Path, config: BertConfig, identity: Mapping[str, Any]) -> None:
+def _keep_with_the_model(session: Session) -> None:
     """Puts into output_dir what its checkpoints need to be used: vocabulary, model configuration, labels."""
-    with atomic_open(output_dir / "vocab.txt") as stream:
+    with atomic_open(session.output_dir / "vocab.txt") as stream:
         stream.write(Path(FLAGS.vocab_file).read_bytes())
-    write_json(output_dir / "bert_config.json", config.to_dict())
-    write_json(output_dir / "labels.json", {key: identity[key] for key in ("task", "labels", "do_lower_case")})
+    write_json(session.output_dir / "bert_config.json", session.config.to_dict())
+    kept = {key: session.identity[key] for key in ("task", "labels", "do_lower_case")}
+    write_json(session.output_dir / "labels.json", kept)
+
+
+def _check_numbers() -> None:
+    """Raises UserError for numbers that no training can use."""
+    if FLAGS.do_train and not 0 < FLAGS.num_train_epochs < math.inf:
+        raise UserError(f"num_train_epochs is {FLAGS.num_train_epochs}; it must be a number above 0")
+    if not 0 <= FLAGS.warmup_proportion < 1:
+        raise UserError(f"warmup_proportion is {FLAGS.warmup_proportion}; it must be at least 0 and below 1")
+    if not FLAGS.learning_rate < math.inf:
+        raise UserError(f"learning_rate is {FLAGS.learning_rate}; it must be a finite number")
 
 
 def _check_case(init_checkpoint: str, do_lower_case: bool) -> None:
@@ -182,6 +194,11 @@ def _check_case(init_checkpoint: str, do_lower_case: bool) -> None:
             f"--do_lower_case is {do_lower_case}, but {init_checkpoint} is a checkpoint of an {kind[1]} model by its "
             f"name: give --do_lower_case={kind[1] == 'uncased'}, or rename the folder"
         )
+
+
+def compiles_each_shape(session: Session) -> bool:
+    """Whether a batch of a new shape is compiled first: by XLA as a whole, or where its ops have no kernels."""
+    return session.use_xla or kernels.library() is None
 
 
 def build_weights(session: Session, model: tf.Module) -> ComputeWeights:
@@ -239,17 +256,19 @@ def _read_or_build(session: Session, path: Path, kind: LabelKind, made_from, bui
     return features
 
 
-def buckets_of(features: FeatureSet, log: RunLog) -> list[int]:
+def buckets_of(session: Session, features: FeatureSet) -> list[int]:
     """The lengths that batches of these features are padded to; says how much padding remains."""
     if not FLAGS.bucket:
         return [FLAGS.max_seq_length]
-    buckets = choose_buckets(features.lengths, FLAGS.max_seq_length)
+    limits = () if compiles_each_shape(session) else (FLAGS.max_seq_length, FREE_BUCKET_STEP)  # as many as there are
+    buckets = choose_buckets(features.lengths, FLAGS.max_seq_length, *limits)
     places = np.searchsorted(buckets, features.lengths)
     padded = int(np.sum(np.array(buckets)[places]))
     share = int(features.lengths.sum()) / max(padded, 1)
     full = len(features) * FLAGS.max_seq_length
-    log.info(
-        f"buckets {', '.join(map(str, buckets))}: {100 * share:.0f}% of the positions hold tokens "
+    named = ", ".join(map(str, buckets)) if len(buckets) <= 8 else f"{buckets[0]} to {buckets[-1]}"
+    session.log.info(
+        f"buckets {named}: {100 * share:.0f}% of the positions hold tokens "
         f"({100 * int(features.lengths.sum()) / max(full, 1):.0f}% when all are padded to {FLAGS.max_seq_length})"
     )
     return buckets
@@ -268,6 +287,9 @@ def train(
     """Trains (or resumes, or finds all done); returns the summary's training figures. weights hold the result.
 
     n_examples: what an epoch is counted in, as published; windows of one text are one example.
+
+    A resume must have the same features and global batch, for a position in the data is a number of updates; another
+    learning rate or number of epochs is warned of.
     """
     group, log, n = session.group, session.log, FLAGS.num_accumulation_steps
     global_batch = FLAGS.train_batch_size * n * group.size
@@ -282,10 +304,17 @@ def train(
 
     optimizer = create_optimizer(optimizer_type, weights.masters)
     loss_scale = LossScale(session.precision.loss_scaling, FLAGS.init_loss_scale)
+    identity = session.identity | {"training_features": features.digest(), "global_batch_size": global_batch}
     state = runs.start_or_resume(
-        session.store, weights, optimizer, loss_scale, session.identity, group, log, new_head=[model.HEAD]
+        session.store, weights, optimizer, loss_scale, identity, group, log, new_head=[model.HEAD]
     )
-    buckets = buckets_of(features, log)
+    for key, value in (("effective_learning_rate", peak), ("num_train_steps", total)):
+        if state.setdefault(key, value) != value:
+            log.warning(f"{key} was {state[key]:g} so far and is {value:g} from here on: the schedule is another")
+            state[key] = value
+    if group.is_root:
+        _keep_with_the_model(session)
+    buckets = buckets_of(session, features)
     settings = runs.resolved_settings(
         session.main_module,
         processes=group.size,
@@ -312,9 +341,9 @@ def train(
         "learning_rate": peak,
         "precision": session.precision.name,
     }
-    if int(optimizer.step) >= total:
-        log.info(f"nothing left to train: step {int(optimizer.step)} of {total} is done")
-        return runs.previous_summary(session.output_dir / "summary.json", total) | figures
+    if (done := int(optimizer.step)) >= total:
+        log.info(f"nothing left to train: step {done} of {total} is done")
+        return runs.previous_summary(session.output_dir / "summary.json", done) | figures | {"steps": done}
     compression = "fp16" if session.precision.name == "fp16" else None
     step = TrainStep(
         model,
@@ -362,10 +391,11 @@ def line_values(now: TaskSums, since_last_line: TaskSums) -> dict[str, float]:
 
 
 # ---------------------------------------------------------------------------------------------------- predict
-def load_trained(session: Session, model: tf.Module, weights: ComputeWeights) -> int:
+def load_trained(session: Session, model: tf.Module, weights: ComputeWeights) -> dict[str, Any]:
     """Loads what is to predict when nothing was trained: --init_checkpoint, else the newest of output_dir.
 
-    Returns the checkpoint's step, 0 where it says none. Raises UserError when there is neither, it lacks the task's
+    Returns the summary so far: the checkpoint's step (0 where it says none), and for output_dir's own what its earlier
+    summary says. Raises UserError when there is neither, it lacks the task's
     head, or it was fine-tuned for other labels, unless --allow_random_weights.
     """
     log, path = session.log, FLAGS.init_checkpoint
@@ -378,7 +408,7 @@ def load_trained(session: Session, model: tf.Module, weights: ComputeWeights) ->
             )
         log.warning("no checkpoint: the weights are random and so are the answers")
         weights.refresh_all()
-        return 0
+        return {"steps": 0}
     check_labels(path, session.identity)
     runs.check_vocabulary(path, session.identity["vocab_sha256"])
     report = checkpoint.load_weights(weights.masters, path, [model.HEAD])
@@ -389,11 +419,19 @@ def load_trained(session: Session, model: tf.Module, weights: ComputeWeights) ->
             "fine-tuned checkpoint, or --do_train"
         )
     weights.refresh_all()
-    if FLAGS.init_checkpoint and session.store.steps():
+    step = _global_step(path)
+    if not FLAGS.init_checkpoint:
+        return {"steps": step} | runs.previous_summary(session.output_dir / "summary.json", step)
+    if session.store.steps():
         log.info(f"the checkpoint in {session.output_dir} is left alone: --init_checkpoint was given")
-    named = checkpoint.list_variables(path)
-    step = checkpoint.GLOBAL_STEP
-    return int(checkpoint.read_tensors(path, [step])[step]) if step in named else 0
+    else:
+        _keep_with_the_model(session)
+    return {"steps": step}
+
+
+def _global_step(path: str) -> int:
+    name = checkpoint.GLOBAL_STEP
+    return int(checkpoint.read_tensors(path, [name])[name]) if name in checkpoint.list_variables(path) else 0
 
 
 def check_labels(path: str, identity: Mapping[str, Any]) -> None:
@@ -422,16 +460,17 @@ class Predicted(NamedTuple):
 def predict(session: Session, function: Callable, features: FeatureSet, batch_size: int, where: str = "") -> Predicted:
     """Runs a model over all features once; prints the published closing lines.
 
-    function: see build_prediction. where: "on EVAL set", "on TEST SET" or nothing. The first batch of each shape is
-    compiled as it runs and does not count in latency and throughput, unless there is no other.
+    function: see build_prediction. where: "on EVAL set", "on TEST SET" or nothing. The first batch, and the
+    first of each shape where shapes are compiled, does not count in latency and throughput, unless there is no other.
     """
-    buckets = buckets_of(features, session.log)
+    buckets = buckets_of(session, features)
     outputs: list[np.ndarray] = [np.empty(0)] * len(features)
     total, meter, shapes = NO_TASK_SUMS, ThroughputMeter(warmup_updates=0), set()
-    first_of_shape, others = [], []
+    first_of_shape, others, compiled = [], [], compiles_each_shape(session)
     with Progress(len(features), "prediction", "sequences") as progress:
         for indices, batch in prediction_batches(features, buckets, batch_size, FLAGS.max_seq_length):
-            new = (length := int(batch.input_ids.shape[1])) not in shapes
+            length = int(batch.input_ids.shape[1])
+            new = not shapes or (compiled and length not in shapes)
             shapes.add(length)
             meter.start()
             if new:
@@ -439,6 +478,7 @@ def predict(session: Session, function: Callable, features: FeatureSet, batch_si
             started = time.perf_counter()
             logits, sums = function(batch)
             logits = logits.numpy()
+            check_finite(logits)
             (first_of_shape if new else others).append(time.perf_counter() - started)
             meter.stop(len(indices))
             total += TaskSums(*(float(value) for value in sums))

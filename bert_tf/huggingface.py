@@ -28,7 +28,7 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-EXPORTED = frozenset({CONFIG, WEIGHTS, "vocab.txt", "tokenizer_config.json"})
+EXPORTED = frozenset({CONFIG, WEIGHTS, "vocab.txt", "tokenizer_config.json", "labels.json"})
 
 # Kinds of models, and what transformers calls them
 MODELS = {

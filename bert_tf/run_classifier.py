@@ -51,6 +51,10 @@ def run(argv: list[str], stack: contextlib.ExitStack) -> None:
     task = glue.find_task(FLAGS.task_name)
     labels = [] if task.labels is None else task.labels
     session = finetuning.open_session(stack, sys.modules[__name__], task.name, labels, FLAGS.optimizer_type)
+    dev_splits = available(session, task, task.dev_splits) if FLAGS.do_eval else []
+    test_splits = available(session, task, task.test_splits) if FLAGS.do_predict else []
+    # All are read before the training: a broken file is found at once.
+    sets = {split: glue.read_examples(task, FLAGS.data_dir, split) for split in (*dev_splits, *test_splits)}
     model = BertForClassification(session.config, task.num_labels, FLAGS.seed)
     objective, kind = (Regression(), VALUE) if task.labels is None else (Classification(), CLASS)
     weights = finetuning.build_weights(session, model)
@@ -65,7 +69,7 @@ def run(argv: list[str], stack: contextlib.ExitStack) -> None:
         features = finetuning.features_once(session, kind, finetuning.digest(examples), {}, lambda: convert(examples))
         summary = finetuning.train(session, model, weights, objective, features, len(examples), FLAGS.optimizer_type)
     elif session.group.is_root:
-        summary = {"steps": finetuning.load_trained(session, model, weights)}
+        summary = finetuning.load_trained(session, model, weights)
     if not session.group.is_root:
         return
     function = finetuning.build_prediction(session, model, weights, objective, kind)
@@ -73,12 +77,10 @@ def run(argv: list[str], stack: contextlib.ExitStack) -> None:
     # ---------------------------------------------------------------------------------- evaluate
     if FLAGS.do_eval:
         results = {"global_step": summary["steps"]}
-        for split in available(session, task, task.dev_splits):
-            examples = glue.read_examples(task, FLAGS.data_dir, split)
-            features = FeatureSet(convert(examples), kind)
+        for split in dev_splits:
+            features = FeatureSet(convert(sets[split]), kind)
             predicted = finetuning.predict(session, function, features, FLAGS.eval_batch_size, "on EVAL set")
-            outputs, answers = np.stack(predicted.outputs), [features[i].label for i in range(len(features))]
-            scores = glue.metrics(task, decide(task, outputs), answers)
+            scores = glue.metrics(task, decide(task, np.stack(predicted.outputs)), labels_of(features))
             loss = predicted.sums.means()["loss"]
             suffix = split.removeprefix("dev")  # "" or "_mismatched"
             results |= {f"{key}{suffix}": value for key, value in ({"eval_loss": loss, "loss": loss} | scores).items()}
@@ -91,15 +93,19 @@ def run(argv: list[str], stack: contextlib.ExitStack) -> None:
 
     # ---------------------------------------------------------------------------------- predict
     if FLAGS.do_predict:
-        for split in available(session, task, task.test_splits):
-            features = FeatureSet(convert(glue.read_examples(task, FLAGS.data_dir, split)), kind)
+        for split in test_splits:
+            features = FeatureSet(convert(sets[split]), kind)
             predicted = finetuning.predict(session, function, features, FLAGS.predict_batch_size, "on TEST SET")
             outputs = np.stack(predicted.outputs)
             target = session.output_dir / f"test_results{split.removeprefix('test')}.tsv"
             glue.write_test_results(target, outputs if task.labels is None else glue.softmax(outputs))
             submission = glue.write_submission(session.output_dir, task, split, decide(task, outputs))
             session.log.info(f"{len(features)} predictions: {target}" + (f", {submission}" if submission else ""))
-            summary |= {f"prediction{split.removeprefix('test')}": predicted.figures}
+            figures = dict(predicted.figures)
+            if all(example.label is not None for example in sets[split]):
+                figures |= glue.metrics(task, decide(task, outputs), labels_of(features))
+                session.log.console("  ".join(f"{key} = {figures[key]:.6g}" for key in task.metrics))
+            summary |= {f"prediction{split.removeprefix('test')}": figures}
     write_json(session.output_dir / "summary.json", summary)
 
 
@@ -111,6 +117,10 @@ def available(session, task: glue.Task, splits: tuple[str, ...]) -> list[str]:
     if missing:
         session.log.info(f"not in {FLAGS.data_dir}, left out: {', '.join(missing)}")
     return [split for split in splits if split not in missing]
+
+
+def labels_of(features: FeatureSet) -> list:
+    return [features[index].label for index in range(len(features))]
 
 
 def decide(task: glue.Task, outputs: np.ndarray) -> np.ndarray:

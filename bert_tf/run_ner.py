@@ -64,7 +64,7 @@ def run(argv: list[str], stack: contextlib.ExitStack) -> None:
         features = finetuning.features_once(session, TAGS, source, {}, lambda: convert(sentences)[0])
         summary = finetuning.train(session, model, weights, objective, features, len(sentences))
     elif session.group.is_root:
-        summary = {"steps": finetuning.load_trained(session, model, weights)}
+        summary = finetuning.load_trained(session, model, weights)
     if not session.group.is_root:
         return
     function = finetuning.build_prediction(session, model, weights, objective, TAGS)

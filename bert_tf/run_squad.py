@@ -23,11 +23,12 @@ from bert_tf import finetuning, runs
 from bert_tf.features import SPAN, FeatureSet
 from bert_tf.losses import QuestionAnswering
 from bert_tf.model import BertForQuestionAnswering
-from bert_tf.squad import convert_examples, read_examples
+from bert_tf.squad import SquadExample, convert_examples, read_examples
 from bert_tf.squad_answers import select_answers, write_answers
 from bert_tf.squad_evaluate import evaluate
 from runkit.errors import UserError, run_main
 from runkit.files import read_json, sha256_file, write_json
+from runkit.log import RunLog
 
 FLAGS = flags.FLAGS
 
@@ -71,6 +72,7 @@ def run(argv: list[str], stack: contextlib.ExitStack) -> None:
     task = "squad v2.0" if FLAGS.version_2_with_negative else "squad v1.1"
     session = finetuning.open_session(stack, sys.modules[__name__], task, labels=[])
     log, output_dir = session.log, session.output_dir
+    questions = read_questions(log) if FLAGS.do_predict else []  # a broken file is found before the training
     model, objective = BertForQuestionAnswering(session.config, FLAGS.seed), QuestionAnswering()
     weights = finetuning.build_weights(session, model)
 
@@ -86,21 +88,25 @@ def run(argv: list[str], stack: contextlib.ExitStack) -> None:
         features = finetuning.features_once(session, SPAN, sha256_file(FLAGS.train_file), settings, build)
         summary = finetuning.train(session, model, weights, objective, features, len(examples))
     elif session.group.is_root:
-        summary = {"steps": finetuning.load_trained(session, model, weights)}
+        summary = finetuning.load_trained(session, model, weights)
 
     # ---------------------------------------------------------------------------------- predict and score
     if FLAGS.do_predict and session.group.is_root:
-        summary |= predict_and_score(session, finetuning.build_prediction(session, model, weights, objective, SPAN))
+        function = finetuning.build_prediction(session, model, weights, objective, SPAN)
+        summary |= predict_and_score(session, function, questions)
     if session.group.is_root:
         write_json(output_dir / "summary.json", summary)
 
 
-def predict_and_score(session, function) -> dict:
-    """Writes the answers to --predict_file; returns latency, throughput, and the scores where there are answers."""
-    log, output_dir = session.log, session.output_dir
+def read_questions(log: RunLog) -> list[SquadExample]:
+    """The questions of --predict_file, or those of the first num_eval_iterations batches."""
     examples = read_examples(FLAGS.predict_file, False, FLAGS.version_2_with_negative, log.warning)
-    if FLAGS.num_eval_iterations:
-        examples = examples[: FLAGS.num_eval_iterations * FLAGS.predict_batch_size]
+    return examples[: FLAGS.num_eval_iterations * FLAGS.predict_batch_size] if FLAGS.num_eval_iterations else examples
+
+
+def predict_and_score(session, function, examples) -> dict:
+    """Writes the answers to the examples; returns latency, throughput, and the scores where there are answers."""
+    log, output_dir = session.log, session.output_dir
     windows = list(convert_examples(examples, session.tokenizer, **window_sizes(), is_training=False))
     log.info(f"{len(examples)} questions, {len(windows)} windows of {FLAGS.predict_file}")
     features = FeatureSet((window.feature for window in windows), SPAN)

@@ -154,7 +154,12 @@ def _check_same_run(store: CheckpointStore, state: State, identity: Mapping[str,
                 f"{store.directory} was trained with {key} {state.get(key)}, not {value}: resume with that, or give "
                 "another output_dir"
             )
-    if FLAGS.init_checkpoint and state.get("init_checkpoint"):
+    if FLAGS.init_checkpoint and not state.get("init_checkpoint"):
+        raise UserError(
+            f"{store.directory} was started from random weights, not from {FLAGS.init_checkpoint}: give another "
+            "output_dir to start from that, or leave --init_checkpoint out to resume"
+        )
+    if FLAGS.init_checkpoint:
         try:
             same = weights_identity(FLAGS.init_checkpoint) == state["init_checkpoint"]
         except UserError:  # it was needed at the start only, and may be gone by now

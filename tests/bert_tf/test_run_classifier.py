@@ -1,6 +1,7 @@
 """The GLUE main end to end with a tiny model: classes, numbers, two development sets, labels checked at inference."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -98,8 +99,40 @@ def test_a_later_call_predicts_with_what_was_trained(files, mnli, tmp_path):
 
 
 def test_labels_are_checked_at_inference(files, mnli, tmp_path):
+    """And a refused call leaves what belongs to a checkpoint as it is."""
     with pytest.raises(UserError, match=r"fine-tuned with task MNLI, this is CoLA"):
         run(files, "CoLA", tmp_path, do_eval=True, init_checkpoint=mnli)
+    kept = {name: (mnli / name).read_bytes() for name in ("vocab.txt", "bert_config.json", "labels.json")}
+    with pytest.raises(UserError, match=r"fine-tuned with task MNLI, this is CoLA"):
+        run(files, "CoLA", mnli, do_eval=True)
+    assert kept == {name: (mnli / name).read_bytes() for name in kept}
+
+
+def test_a_prediction_in_the_run_s_folder_keeps_its_figures(files, mnli, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(mnli, copy)
+    before = json.loads((copy / "summary.json").read_text())
+    after = run(files, "MNLI", copy, do_predict=True)
+    assert {key: after[key] for key in before if not key.startswith("prediction")} == {
+        key: value for key, value in before.items() if not key.startswith("prediction")
+    }
+
+
+def test_a_labelled_test_set_is_scored(files, tmp_path, mnli):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "mnli_matched.tsv").write_text("neutral\ta cat\ta blue cat\n")
+    rows = (files / "MNLI" / "test_matched.tsv").read_text()
+    (folder / "test_matched.tsv").write_text(rows)
+    assert "eval_accuracy" not in run(files, "MNLI", tmp_path / "a", data_dir=folder, do_predict=True,
+                                      init_checkpoint=mnli)["prediction"]  # fmt: skip
+    (tmp_path / "mrpc").mkdir()
+    lines = ["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", "1\t1\t2\ta cat\ta cat", "0\t3\t4\ta dog\ta red cup"]
+    for name in ("msr_paraphrase_train.txt", "msr_paraphrase_test.txt"):
+        (tmp_path / "mrpc" / name).write_text("\n".join(lines) + "\n")
+    summary = run(files, "MRPC", tmp_path / "b", data_dir=tmp_path / "mrpc", do_train=True, do_predict=True)
+    predicted = glue.read_test_results(tmp_path / "b" / "test_results.tsv").argmax(1)
+    assert summary["prediction"]["eval_accuracy"] == np.mean(predicted == [1, 0])
 
 
 def test_another_task_starts_from_a_fine_tuned_encoder(files, mnli, tmp_path, capsys):
@@ -141,9 +174,10 @@ def test_a_missing_mismatched_set_is_left_out(files, mnli, tmp_path, capsys):
     [
         ({}, "nothing to do"),
         ({"do_eval": True, "task_name": "nli"}, "no task 'nli'; there are CoLA"),
-        ({"do_eval": True, "data_dir": "elsewhere"}, "nothing to predict with"),
+        ({"do_eval": True, "data_dir": "elsewhere"}, "no dev set of CoLA; expected dev.tsv"),
+        ({"do_eval": True}, "nothing to predict with"),
         ({"do_train": True, "data_dir": "elsewhere"}, r"no train set of CoLA; expected train.tsv"),
-        ({"do_train": True, "learning_rate": 0.01, "warmup_proportion": 1.0}, "the warm-up must"),
+        ({"do_train": True, "learning_rate": 0.01, "warmup_proportion": 1.0}, "warmup_proportion is 1.0"),
     ],
 )
 def test_what_is_refused(files, tmp_path, changes, message):

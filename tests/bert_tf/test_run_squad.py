@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from absl import flags
 
 from bert_tf import checkpoint, run_squad
 from bert_tf.tokenization import SPECIAL_TOKENS
@@ -206,6 +207,46 @@ def test_a_checkpoint_without_answers_is_refused(files, trained, tmp_path):
         run_here(run_squad, run | {"init_checkpoint": trained, "vocab_file": tmp_path / "vocab.txt"})
     run_here(run_squad, run | {"init_checkpoint": tmp_path / "headless.ckpt", "allow_random_weights": True})
     assert len(json.loads((tmp_path / "out" / "predictions.json").read_text())) == 11
+
+
+def test_a_resume_with_other_data_or_batch_is_refused(trained, files, tmp_path, capsys):
+    """Another number of epochs goes on, with a warning; weights that the run did not start from are not ignored."""
+    copy = tmp_path / "copy"
+    shutil.copytree(trained, copy)
+    run = settings(files, copy, do_train=True, train_file=files / "train.json", num_train_epochs=EPOCHS)
+    make_squad(tmp_path / "other.json", 96, 7)
+    with pytest.raises(UserError, match="trained with training_features"):
+        run_here(run_squad, run | {"train_file": tmp_path / "other.json"})
+    with pytest.raises(UserError, match="global_batch_size 8, not 16"):
+        run_here(run_squad, run | {"train_batch_size": 16})
+    with pytest.raises(UserError, match="started from random weights"):
+        run_here(run_squad, run | {"init_checkpoint": trained})
+    run_here(run_squad, run | {"num_train_epochs": EPOCHS - 1})
+    output = capsys.readouterr().out
+    assert f"num_train_steps was {STEPS}" in output and f"step {STEPS} of {STEPS - 12} is done" in output
+    assert json.loads((copy / "summary.json").read_text())["steps"] == STEPS
+    before = (copy / "vocab.txt").read_bytes()
+    with pytest.raises(UserError, match="another vocabulary"):
+        words = (files / "vocab.txt").read_text().splitlines()
+        (tmp_path / "vocab.txt").write_text("\n".join([*words[:5], *reversed(words[5:])]) + "\n")
+        run_here(run_squad, settings(files, copy, do_predict=True, predict_file=files / "dev.json",
+                                     vocab_file=tmp_path / "vocab.txt"))  # fmt: skip
+    assert (copy / "vocab.txt").read_bytes() == before
+
+
+def test_broken_weights_do_not_answer(trained, files, tmp_path):
+    values = {k: v for k, v in checkpoint.read_tensors(trained).items() if "adam" not in k}
+    checkpoint.write_tensors(tmp_path / "nan.ckpt", values | {"cls/squad/output_bias": np.full(2, np.nan, np.float32)})
+    with pytest.raises(UserError, match="puts out NaN"):
+        run_here(run_squad, settings(files, tmp_path / "out", do_predict=True, predict_file=files / "dev.json",
+                                     init_checkpoint=tmp_path / "nan.ckpt"))  # fmt: skip
+
+
+@pytest.mark.parametrize("flag", ["num_train_epochs", "warmup_proportion", "learning_rate"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-0.5"])
+def test_numbers_that_are_none_are_refused(files, tmp_path, flag, value):
+    with pytest.raises((UserError, flags.IllegalFlagValueError), match=flag):
+        run_here(run_squad, settings(files, tmp_path, do_train=True, train_file=files / "train.json") | {flag: value})
 
 
 def test_the_case_of_a_named_checkpoint_is_checked(files, trained, tmp_path):
