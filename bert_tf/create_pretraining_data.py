@@ -4,9 +4,9 @@
         --output_dir=tfrecord/wiki/training --max_seq_length=128 --max_predictions_per_seq=20
 
 With --output_dir each input <name>.txt becomes <name>.tfrecord and --n_processes files are worked on at a
-time; what an interrupted run has finished is kept. With --output_file=a,b,... all instances are dealt in turn
-to the named files. Records depend on the text, its file name, the flags and the seed; never on the number of
-processes.
+time (data/executors.py: or many more, on a cluster); what an interrupted run has finished is kept. With
+--output_file=a,b,... all instances are dealt in turn to the named files. Records depend on the text, its file
+name, the flags and the seed; never on the workers.
 """
 
 import os
@@ -25,9 +25,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bert_tf.instances import MIN_SEQ_LENGTH, InstanceSettings
-from bert_tf.record_jobs import Job, RecordSettings, run_jobs
+from bert_tf.record_jobs import Job, RecordSettings, combine_lengths, run_jobs
 from bert_tf.records import MANIFEST, SUFFIX, UNFINISHED_MANIFEST, TFRecordWriter, iter_tfrecord, tfrecord_files
 from bert_tf.tokenization import load_vocab
+from data.executors import Workers, add_flags, open_workers
+from data.parallel import available_cores
 from runkit.errors import UserError, run_main
 from runkit.files import locked_directory, read_json, sha256_file, write_json
 from runkit.progress import Progress, print_line
@@ -45,7 +47,26 @@ _FILLED = 0.92  # share of a sequence that is not padding
 def _manifest(header: dict, files: dict[str, dict]) -> dict:
     """header, files by name and totals."""
     totals = {k: sum(entry[k] for entry in files.values()) for k in ("records", "tokens", "masked_tokens")}
-    return {**header, "files": dict(sorted(files.items())), **totals}
+    places = totals["records"] * header["max_seq_length"]
+    return {
+        **header,
+        "files": dict(sorted(files.items())),
+        **totals,
+        "lengths": combine_lengths(entry["lengths"] for entry in files.values()),
+        "padding_fraction": round(1 - totals["tokens"] / places, 6) if places else 0.0,
+    }
+
+
+def _describe(manifest: dict) -> list[str]:
+    """The sequence lengths, for the log."""
+    lengths, s = manifest["lengths"], manifest["max_seq_length"]
+    shares = " ".join(f"{100 * count / manifest['records']:.1f}" for count in lengths["classes"])
+    mean = manifest["tokens"] / manifest["records"]
+    return [
+        f"sequence lengths: {lengths['shortest']} to {lengths['longest']}, mean {mean:.1f} of {s}; "
+        f"{100 * manifest['padding_fraction']:.1f}% of all places are padding",
+        f"percent of the sequences in each sixteenth of {s}: {shares}",
+    ]
 
 
 def _earlier_files(folder: Path, header: dict, overwrite: bool) -> dict[str, dict]:
@@ -73,6 +94,7 @@ def _is_current(output: Path, entry: dict | None, sources: Sequence[Path]) -> bo
     """Whether the output is what its manifest entry says, made from the present sources."""
     return (
         entry is not None
+        and "lengths" in entry  # manifests of earlier versions have none
         and output.is_file()
         and output.stat().st_size == entry["bytes"]
         and entry["sources"] == {source.name: sha256_file(source) for source in sources}
@@ -98,7 +120,7 @@ def _require_space(folder: Path, sources: Sequence[Path], settings: RecordSettin
 
 
 def create_folder(
-    sources: Sequence[Path], folder: Path, settings: RecordSettings, n_processes: int, overwrite: bool
+    sources: Sequence[Path], folder: Path, settings: RecordSettings, workers: Workers, overwrite: bool
 ) -> dict:
     """<name>.txt -> folder/<name>.tfrecord for every source, then the manifest; returns it.
 
@@ -109,11 +131,11 @@ def create_folder(
     with locked_directory(folder, "making records"):
         for leftover in folder.glob(f".*.{8 * '[0-9a-f]'}.tmp"):  # of a run that was killed
             leftover.unlink()
-        return _create_folder(sources, folder, settings, n_processes, overwrite)
+        return _create_folder(sources, folder, settings, workers, overwrite)
 
 
 def _create_folder(
-    sources: Sequence[Path], folder: Path, settings: RecordSettings, n_processes: int, overwrite: bool
+    sources: Sequence[Path], folder: Path, settings: RecordSettings, workers: Workers, overwrite: bool
 ) -> dict:
     header = settings.manifest_header()
     earlier = _earlier_files(folder, header, overwrite)
@@ -121,7 +143,7 @@ def _create_folder(
     files: dict[str, dict] = {}
     if earlier and not overwrite:
         with (
-            ThreadPoolExecutor(n_processes) as pool,
+            ThreadPoolExecutor(available_cores()) as pool,
             Progress(len(jobs), "checking records", "files") as progress,
         ):
 
@@ -140,7 +162,7 @@ def _create_folder(
         write_json(unfinished, _manifest(header, files))
         saved = time.monotonic()
         try:
-            for job, result in run_jobs(jobs, settings, n_processes):
+            for job, result in run_jobs(jobs, settings, workers):
                 _warn(result.warnings)
                 files[job.outputs[0].name] = result.entries[0]
                 if time.monotonic() - saved > SAVE_SECONDS:
@@ -161,7 +183,7 @@ def create_files(
     sources: Sequence[Path],
     outputs: Sequence[Path],
     settings: RecordSettings,
-    n_processes: int,
+    workers: Workers,
     overwrite: bool,
 ) -> dict:
     """Deals the instances of all sources to the outputs and enters these into the manifests of their folders.
@@ -180,7 +202,7 @@ def create_files(
         print_line(f"all {len(outputs)} files are already done")
     else:
         _require_space(outputs[0].parent, sources, settings)
-        entries = _deal(sources, outputs, settings, n_processes)
+        entries = _deal(sources, outputs, settings, workers)
     for folder in folders:
         with locked_directory(folder, "making records", wait=True):
             files = _earlier_files(folder, header, overwrite)
@@ -189,10 +211,10 @@ def create_files(
     return _manifest(header, {output.name: entry for output, entry in zip(outputs, entries, strict=True)})
 
 
-def _deal(sources: Sequence[Path], outputs: Sequence[Path], settings: RecordSettings, n_processes: int) -> list[dict]:
+def _deal(sources: Sequence[Path], outputs: Sequence[Path], settings: RecordSettings, workers: Workers) -> list[dict]:
     """Writes the outputs, the records dealt to each in the order of sources; returns their entries."""
     if len(sources) == 1:
-        ((_, result),) = run_jobs([Job(sources[0], list(outputs))], settings, 1)
+        ((_, result),) = run_jobs([Job(sources[0], list(outputs))], settings, workers)
         _warn(result.warnings)
         return result.entries
     with tempfile.TemporaryDirectory(prefix=".parts-", dir=outputs[0].parent) as folder:
@@ -201,7 +223,7 @@ def _deal(sources: Sequence[Path], outputs: Sequence[Path], settings: RecordSett
             for i, source in enumerate(sources)
         ]
         results = {}
-        for job, result in run_jobs(jobs, settings, n_processes):
+        for job, result in run_jobs(jobs, settings, workers):
             _warn(result.warnings)
             results[job.source] = result
         entries = []
@@ -214,7 +236,8 @@ def _deal(sources: Sequence[Path], outputs: Sequence[Path], settings: RecordSett
                     entry = results[job.source].entries[k]
                     counts.update(tokens=entry["tokens"], masked_tokens=entry["masked_tokens"])
                     names |= entry["sources"]
-            entries.append({**writer.summary()._asdict(), **counts, "sources": names})
+            lengths = combine_lengths(results[job.source].entries[k]["lengths"] for job in jobs)
+            entries.append({**writer.summary()._asdict(), **counts, "lengths": lengths, "sources": names})
         return entries
 
 
@@ -241,7 +264,7 @@ def find_sources(input_file: str) -> list[Path]:
     """
     sources: list[Path] = []
     for item in input_file.split(","):
-        path = Path(item.strip())
+        path = Path(os.path.abspath(item.strip()))
         if path.is_dir():
             found = sorted(p for p in path.glob("*.txt") if p.is_file() and not p.name.startswith("."))
             if not found:
@@ -250,7 +273,7 @@ def find_sources(input_file: str) -> list[Path]:
         elif path.is_file():
             sources.append(path)
         else:
-            raise UserError(f"--input_file: {str(path)!r} is neither a file nor a folder")
+            raise UserError(f"--input_file: {item.strip()!r} is neither a file nor a folder")
     by_name: dict[str, Path] = {}
     for source in sources:
         other = by_name.setdefault(source.stem, source)
@@ -311,20 +334,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--dupe_factor", type=int, default=10, help="passes over the text (default %(default)s)")
     add("--masked_lm_prob", type=float, default=0.15, help="share of tokens masked (default %(default)s)")
     add("--short_seq_prob", type=float, default=0.1, help="share of shorter sequences (default %(default)s)")
-    n_cores = len(os.sched_getaffinity(0))
-    add(
-        "--n_processes",
-        type=int,
-        default=n_cores,
-        help="files worked on at a time (default: one a core, %(default)s)",
-    )
+    add_flags(parser, available_cores(), "files worked on at a time (default: one a core, %(default)s)")
     _add_boolean(parser, "overwrite", False, "make again what is finished or has other settings")
     args = parser.parse_args(argv)
     for flag, low, high in (
         ("max_seq_length", MIN_SEQ_LENGTH, None),
         ("max_predictions_per_seq", 1, None),
         ("dupe_factor", 1, None),
-        ("n_processes", 1, None),
         ("masked_lm_prob", 0.0, 1.0),
         ("short_seq_prob", 0.0, 1.0),
     ):
@@ -339,7 +355,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; raises UserError for whatever the user can fix."""
     args = _parse(argv)
     settings = RecordSettings(
-        vocab_file=args.vocab_file,
+        vocab_file=os.path.abspath(args.vocab_file),  # workers elsewhere stand in other folders
         do_lower_case=args.do_lower_case,
         random_seed=args.random_seed,
         dupe_factor=args.dupe_factor,
@@ -351,19 +367,26 @@ def main(argv: Sequence[str] | None = None) -> int:
             do_whole_word_mask=args.do_whole_word_mask,
         ),
     )
-    _warn(_doubt_casing(settings))
-    sources = find_sources(args.input_file)
-    if args.output_dir:
-        manifest = create_folder(sources, Path(args.output_dir), settings, args.n_processes, args.overwrite)
-    else:
-        outputs = [Path(name.strip()) for name in args.output_file.split(",")]
-        if len({output.name for output in outputs} - {""}) < len(outputs):
-            raise UserError(f"--output_file={args.output_file}: a name is empty or stands twice")
-        manifest = create_files(sources, outputs, settings, args.n_processes, args.overwrite)
+    with open_workers(args.executor, args.n_processes, args.scheduler) as workers:
+        if workers is None:
+            return 0
+        _warn(_doubt_casing(settings))
+        sources = find_sources(args.input_file)
+        if args.output_dir:
+            folder = Path(os.path.abspath(args.output_dir))
+            manifest = create_folder(sources, folder, settings, workers, args.overwrite)
+        else:
+            outputs = [Path(os.path.abspath(name.strip())) for name in args.output_file.split(",") if name.strip()]
+            names = {output.name for output in outputs}
+            if len(names) < args.output_file.count(",") + 1:
+                raise UserError(f"--output_file={args.output_file}: a name is empty or stands twice")
+            manifest = create_files(sources, outputs, settings, workers, args.overwrite)
     print_line(
         f"{manifest['records']} records in {len(manifest['files'])} files, {manifest['tokens']} tokens, "
         f"{manifest['masked_tokens']} of them masked: {args.output_dir or args.output_file}"
     )
+    for line in _describe(manifest):
+        print_line(line)
     return 0
 
 

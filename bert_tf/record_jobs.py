@@ -1,16 +1,12 @@
-"""Text files to record files, one job each, in this process or in a pool of them.
+"""Text files to record files, one job each, by any workers.
 
-What a job writes depends on the text, its file name and the settings, never on the number of processes.
+What a job writes depends on the text, its file name and the settings, never on the workers.
 """
 
 import contextlib
-import multiprocessing
-import os
-import threading
+import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -23,13 +19,13 @@ from bert_tf.instances import (
     document_instances,
     generator,
     read_documents,
-    to_example,
 )
-from bert_tf.records import MANIFEST_FORMAT, TFRecordWriter, encode_example
+from bert_tf.records import MANIFEST_FORMAT, PretrainingEncoder, TFRecordWriter
 from bert_tf.tokenization import FullTokenizer, load_vocab
+from data.executors import Stopped, Workers, advance
+from data.parallel import files_map
 from runkit.errors import UserError
 from runkit.files import sha256_file
-from runkit.progress import Progress
 
 # Text of this many characters is paired and masked at a time (about 2 million tokens, 100 MB of memory).
 BLOCK_CHARS = 8_000_000
@@ -71,6 +67,30 @@ class JobResult(NamedTuple):
     warnings: list[str]
 
 
+# --- sequence lengths ---------------------------------------------------------------------------------------
+
+LENGTH_CLASSES = 16
+
+
+def length_facts(counts: Mapping[int, int], max_seq_length: int) -> dict:
+    """What a manifest keeps of the records by their number of tokens: shortest, longest (0 without any records), and
+    how many fall in each sixteenth of max_seq_length (lengths in (i S / 16, (i + 1) S / 16])."""
+    classes = [0] * LENGTH_CLASSES
+    for length, records in counts.items():
+        classes[(length * LENGTH_CLASSES - 1) // max_seq_length] += records
+    return {"shortest": min(counts, default=0), "longest": max(counts, default=0), "classes": classes}
+
+
+def combine_lengths(facts: Iterable[dict]) -> dict:
+    """The length_facts of several files together."""
+    filled = [fact for fact in facts if fact["longest"]]
+    return {
+        "shortest": min((fact["shortest"] for fact in filled), default=0),
+        "longest": max((fact["longest"] for fact in filled), default=0),
+        "classes": [sum(column) for column in zip([0] * LENGTH_CLASSES, *(f["classes"] for f in filled), strict=True)],
+    }
+
+
 # --- one file -----------------------------------------------------------------------------------------------
 
 
@@ -81,23 +101,26 @@ class RecordMaker:
         self.settings = settings
         self.tokenizer = FullTokenizer(settings.vocab_file, settings.do_lower_case)
         self.vocabulary = MaskingVocabulary.of(self.tokenizer.vocab)
+        instances = settings.instances
+        self.encoder = PretrainingEncoder(instances.max_seq_length, instances.max_predictions_per_seq)
 
-    def make(self, job: Job, advance: Callable[[float], None]) -> JobResult:
-        """Writes the records of a file, calling advance(bytes of text done). Any error names the file."""
+    def make(self, job: Job) -> JobResult:
+        """Writes the records of a file, telling the bytes of text that are done. Any error names the file."""
         try:
-            return self._make(job, advance)
+            return self._make(job)
         except OSError as error:
             raise UserError(f"{job.source}: {error}") from error
         except MemoryError as error:
             raise UserError(f"{job.source}: out of memory; use fewer --n_processes") from error
-        except UserError:
+        except (UserError, Stopped):
             raise
         except Exception as error:
             error.add_note(f"while making records from {job.source}")
             raise
 
-    def _make(self, job: Job, advance: Callable[[float], None]) -> JobResult:
-        counts = [Counter() for _ in job.outputs]
+    def _make(self, job: Job) -> JobResult:
+        lengths = [Counter() for _ in job.outputs]  # records by their number of tokens
+        masked = [0 for _ in job.outputs]
         n_records = n_multiple = 0
         last = None
         size, done = job.source.stat().st_size, 0.0
@@ -112,7 +135,8 @@ class RecordMaker:
                     for record, n_tokens, n_masked in self._pass(job.source.name, documents, block, duplicate):
                         output = (job.first + n_records) % len(writers)
                         writers[output].write(record)
-                        counts[output].update(tokens=n_tokens, masked_tokens=n_masked)
+                        lengths[output][n_tokens] += 1
+                        masked[output] += n_masked
                         n_records += 1
                     done += chars / self.settings.dupe_factor
                     advance(chars / self.settings.dupe_factor)
@@ -128,11 +152,12 @@ class RecordMaker:
             [
                 {
                     **writer.summary()._asdict(),
-                    "tokens": count["tokens"],
-                    "masked_tokens": count["masked_tokens"],
+                    "tokens": sum(length * records for length, records in counts.items()),
+                    "masked_tokens": n_masked,
+                    "lengths": length_facts(counts, self.settings.instances.max_seq_length),
                     "sources": {job.source.name: source_sha256},
                 }
-                for writer, count in zip(writers, counts, strict=True)
+                for writer, counts, n_masked in zip(writers, lengths, masked, strict=True)
             ],
             _doubts(job.source, last.number + 1, n_multiple),
         )
@@ -141,10 +166,9 @@ class RecordMaker:
         self, file_name: str, documents: list[Document], block: int, duplicate: int
     ) -> list[tuple[bytes, int, int]]:
         """(record, tokens, masked tokens) of every instance of a block in one pass over it, shuffled."""
-        seed, settings = self.settings.random_seed, self.settings.instances
-        s, p = settings.max_seq_length, settings.max_predictions_per_seq
+        seed, settings, encode = self.settings.random_seed, self.settings.instances, self.encoder.encode
         records = [
-            (encode_example(to_example(instance, s, p)), len(instance.tokens), len(instance.masked_positions))
+            (encode(*instance), len(instance.tokens), len(instance.masked_positions))
             for index in range(len(documents))
             for instance in document_instances(documents, index, duplicate, seed, file_name, settings, self.vocabulary)
         ]
@@ -167,90 +191,22 @@ def _doubts(source: Path, n_documents: int, n_multiple: int) -> list[str]:
     return []
 
 
-# --- many files, several processes --------------------------------------------------------------------------
+# --- many files, several workers ----------------------------------------------------------------------------
 
 
-class _Stopped(Exception):
-    """Another file failed."""
+@functools.lru_cache(maxsize=1)
+def _maker(settings: RecordSettings) -> RecordMaker:
+    """What a worker keeps between files."""
+    return RecordMaker(settings)
 
 
-class _Worker:
-    """What a worker process keeps between files."""
-
-    def __init__(self, settings: RecordSettings, counter, stop):
-        self.maker = RecordMaker(settings)
-        self.counter, self.stop = counter, stop
-
-    def advance(self, n_bytes: float) -> None:
-        if self.stop.is_set():
-            raise _Stopped
-        with self.counter.get_lock():
-            self.counter.value += n_bytes
+def make_records(job: Job, settings: RecordSettings) -> JobResult:
+    """The task of a worker."""
+    return _maker(settings).make(job)
 
 
-_worker: _Worker
-
-
-def _start_worker(*arguments) -> None:
-    global _worker
-    _worker = _Worker(*arguments)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """Workers of a killed run would wait for work for ever."""
-    multiprocessing.parent_process().join()
-    os._exit(1)
-
-
-def _work(job: Job) -> JobResult:
-    return _worker.maker.make(job, _worker.advance)
-
-
-def run_jobs(jobs: Sequence[Job], settings: RecordSettings, n_processes: int) -> Iterator[tuple[Job, JobResult]]:
+def run_jobs(jobs: Sequence[Job], settings: RecordSettings, workers: Workers) -> Iterator[tuple[Job, JobResult]]:
     """Yields each job with its result as it ends. The first failure stops all and is raised."""
-    kilobytes = sum(job.source.stat().st_size for job in jobs) // 1000
-    n_processes = min(n_processes, len(jobs))
-    label = "records" if n_processes == 1 else f"records, {n_processes} processes"
-    with Progress(kilobytes, label, "kB") as progress:
-        if n_processes <= 1:
-            done = 0.0
-
-            def advance(n_bytes: float) -> None:
-                nonlocal done
-                done += n_bytes
-                progress.update(int(done / 1000) - progress.done)
-
-            maker = RecordMaker(settings)
-            for job in jobs:
-                yield job, maker.make(job, advance)
-        else:
-            yield from _run_in_pool(jobs, settings, n_processes, progress)
-
-
-def _run_in_pool(
-    jobs: Sequence[Job], settings: RecordSettings, n_processes: int, progress: Progress
-) -> Iterator[tuple[Job, JobResult]]:
-    # A fork server: forking a process that may have threads (TensorFlow's, a progress bar's) is not safe.
-    context = multiprocessing.get_context("forkserver")
-    counter, stop = context.Value("d", 0.0), context.Event()
-    waiting = iter(jobs)
-    with ProcessPoolExecutor(n_processes, context, _start_worker, (settings, counter, stop)) as pool:
-        running = {pool.submit(_work, job): job for _, job in zip(range(n_processes), waiting, strict=False)}
-        try:
-            while running:
-                ended, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
-                progress.update(int(counter.value / 1000) - progress.done)
-                for future in ended:
-                    result = future.result()
-                    yield running.pop(future), result
-                    if (job := next(waiting, None)) is not None:
-                        running[pool.submit(_work, job)] = job
-        except BrokenProcessPool as error:
-            files = ", ".join(str(job.source) for job in running.values())
-            raise UserError(
-                f"a worker process was killed (out of memory?) while working on one of: {files}; "
-                "run again with fewer --n_processes, finished files are kept"
-            ) from error
-        finally:
-            stop.set()
+    sizes = {job.source: job.source.stat().st_size for job in jobs}
+    make = functools.partial(make_records, settings=settings)
+    yield from files_map(make, jobs, workers, lambda job: sizes[job.source], "records", lambda job: str(job.source))

@@ -1,6 +1,6 @@
 """Files from the web, whole or not at all, and archives that cannot write beside their folder.
 
-    python -m data.download URL... --output FILE [--md5 HEX] [--sha256 HEX] [--bytes N]
+    python -m data.download URL... --output FILE [--md5 HEX] [--sha1 HEX] [--sha256 HEX] [--bytes N]
 
 Several URLs are mirrors of one file, tried in turn; http, https, file:// and plain paths will do. Proxies are taken
 from the environment (http_proxy, https_proxy, no_proxy). What was received so far lies in FILE.partial, and the next
@@ -10,6 +10,7 @@ call goes on from there.
 import argparse
 import bz2
 import contextlib
+import email.utils
 import errno
 import fcntl
 import gzip
@@ -22,6 +23,7 @@ import shutil
 import stat
 import struct
 import tarfile
+import tempfile
 import time
 import urllib.error
 import urllib.parse
@@ -30,18 +32,29 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import IO, NamedTuple
 
 from runkit.errors import UserError, run_main
-from runkit.files import fsync_directory, fsync_file, make_directory, naming_write_errors, read_json, write_json
+from runkit.files import (
+    fsync_directory,
+    fsync_file,
+    make_directory,
+    naming_write_errors,
+    read_json,
+    read_lines,
+    write_json,
+)
 from runkit.progress import Progress, print_line
 
 CHUNK_BYTES = 1 << 20
 TIMEOUT = 30.0  # s without a byte, or with fewer than MIN_RATE a second, end a connection
 MIN_RATE = 1024  # bytes/s
 ATTEMPTS = 5  # for one URL, in a row without getting further
-FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0  # s between attempts: doubled each time, or as long as the server asks
+FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0  # s between attempts: doubled each time
+MAX_ASKED_PAUSE = 600.0  # s, where the server asks for more
+SILENT_BYTES = 10_000  # files below that show no progress: lists, digests
 SPARE_BYTES = 64 << 20  # left free on the disk
 USER_AGENT = "training-recipes/0.1 (Python urllib)"  # some hosts refuse urllib's own
 
@@ -66,6 +79,7 @@ def fetch(
     *,
     n_bytes: int | None = None,
     md5: str | None = None,
+    sha1: str | None = None,
     sha256: str | None = None,
     attempts: int = ATTEMPTS,
     timeout: float = TIMEOUT,
@@ -81,9 +95,11 @@ def fetch(
     """
     urls = [urls] if isinstance(urls, str) else list(urls)
     target = Path(os.path.realpath(target))
-    download = _Download(target, _Expected(n_bytes, md5 and md5.lower(), sha256 and sha256.lower()), timeout)
+    digests = {"md5": md5, "sha1": sha1, "sha256": sha256}
+    expected = _Expected(n_bytes, {name: digest.lower() for name, digest in digests.items() if digest})
+    download = _Download(target, expected, timeout)
     if target.is_file():
-        problem = download.expected.problem_with(target)
+        problem = expected.problem_with(target)
         if problem is None:
             return target
         print_line(f"{target}: {problem}; fetching it anew")
@@ -121,8 +137,8 @@ def _insist(download: "_Download", url: str, attempts: int, first_pause: float) 
             failures = 1 if download.position > furthest else failures + 1
             furthest = max(furthest, download.position)
             if failures >= attempts:
-                raise _Useless(f"{error} ({failures} times in a row)") from error
-            pause = min(max(first_pause * 2 ** (failures - 1), error.pause), MAX_PAUSE)
+                raise _Useless(f"{error}{f' ({failures} times in a row)' if failures > 1 else ''}") from error
+            pause = max(min(first_pause * 2 ** (failures - 1), MAX_PAUSE), min(error.pause, MAX_ASKED_PAUSE))
             print_line(f"{url}: {error}; trying again in {pause:g} s")
             time.sleep(pause)
 
@@ -154,24 +170,22 @@ class _Expected(NamedTuple):
     """What is known of a file beforehand."""
 
     n_bytes: int | None
-    md5: str | None
-    sha256: str | None
+    digests: dict[str, str]  # by algorithm
 
     @property
     def has_digest(self) -> bool:
-        return bool(self.md5 or self.sha256)
+        return bool(self.digests)
 
     def problem_with(self, path: Path) -> str | None:
         """Why the file is not the expected one; None if it is, as far as is known."""
         size = path.stat().st_size
         if self.n_bytes is not None and size != self.n_bytes:
             return f"has {size} bytes, not {self.n_bytes}"
-        for algorithm, wanted in (("md5", self.md5), ("sha256", self.sha256)):
-            if wanted:
-                with open(path, "rb") as stream:
-                    found = hashlib.file_digest(stream, algorithm).hexdigest()
-                if found != wanted:
-                    return f"has {algorithm} {found}, not {wanted}"
+        for algorithm, wanted in self.digests.items():
+            with open(path, "rb") as stream:
+                found = hashlib.file_digest(stream, algorithm).hexdigest()
+            if found != wanted:
+                return f"has {algorithm} {found}, not {wanted}"
         return None
 
 
@@ -258,8 +272,7 @@ class _Download:
                 raise _Transient("has less than was received before; starting over") from error
             cause = f"HTTP {error.code} {error.reason}"
             if error.code in (408, 425, 429) or error.code >= 500:
-                wait = error.headers.get("Retry-After", "")
-                raise _Transient(cause, float(wait) if wait.isdecimal() else 0.0) from error
+                raise _Transient(cause, _asked_pause(error.headers.get("Retry-After", ""))) from error
             raise _Useless(cause) from error
         except urllib.error.URLError as error:
             # Name servers and routes recover, a certificate does not.
@@ -268,8 +281,14 @@ class _Download:
         except OSError as error:  # before the first byte of the answer
             raise _Transient(_describe(error)) from error
         headers = response.headers
+        if scheme == "https" and not response.url.startswith("https:"):
+            raise _Useless(f"leads away from https, to {response.url}")
         if headers.get_content_type() == "text/html" and self.target.suffix not in (".html", ".htm"):
             raise _Useless("sent a web page instead of the file (for a login, or an error?)")
+        encoding = headers.get("Content-Encoding", "identity")
+        # Some servers call a .gz file "gzip-encoded" and send it as it is.
+        if encoding != "identity" and self.target.suffix not in (".gz", ".tgz", ".bz2", ".xz", ".zip"):
+            raise _Useless(f"sent the file {encoding}-encoded, which it was not asked for")
         etag = headers.get("ETag", "")
         version = etag if etag and not etag.startswith("W/") else headers.get("Last-Modified")
         if response.status == 206:
@@ -284,8 +303,8 @@ class _Download:
         return _Answer(response, 0, total, version)
 
     def _open_file(self, url: str, validator: str | None, stack: contextlib.ExitStack) -> _Answer:
-        path = urllib.request.url2pathname(urllib.parse.urlsplit(url).path) if "://" in url else url
         try:
+            path = local_path(url)
             stream = stack.enter_context(open(path, "rb"))  # noqa: SIM115
         except OSError as error:
             raise _Useless(error.strerror) from error
@@ -309,7 +328,9 @@ class _Download:
         left = None if answer.total is None else answer.total - answer.start
         # read1 returns what is there: a slow line shows its progress, and what came before a failure is kept.
         read = getattr(answer.stream, "read1", answer.stream.read)
-        with open(self.partial, "ab") as output, byte_progress(left, label) as received:
+        silent = left is not None and left < SILENT_BYTES
+        progress = contextlib.nullcontext(lambda n: None) if silent else byte_progress(left, label)
+        with open(self.partial, "ab") as output, progress as received:
             window_start, window_bytes = time.monotonic(), 0
             while True:
                 try:
@@ -326,6 +347,16 @@ class _Download:
                     if window_bytes < MIN_RATE * seconds:
                         raise _Transient(f"only {window_bytes} bytes in {seconds:.0f} s")
                     window_start, window_bytes = time.monotonic(), 0
+
+
+def _asked_pause(retry_after: str) -> float:
+    """Seconds of a Retry-After header, which has them or a date; 0 for none or nonsense."""
+    if retry_after.isdecimal():
+        return float(retry_after)
+    try:
+        return max(email.utils.parsedate_to_datetime(retry_after).timestamp() - time.time(), 0.0)
+    except ValueError:
+        return 0.0
 
 
 def _describe(error: BaseException | str) -> str:
@@ -355,6 +386,70 @@ def byte_progress(n_bytes: int | None, label: str) -> Iterator[Callable[[int], N
             progress.update(round(done / scale) - progress.done)
 
         yield advance
+
+
+# --------------------------------------------------------------------------------------------------- what is there
+
+
+def read_text(url: str, name: str = "", **options: float) -> list[str]:
+    """The lines of a small UTF-8 text file, such as a list of checksums; as fetch. name: of the file for messages, by
+    default its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        return list(read_lines(fetch(url, Path(folder) / (name or url.rsplit("/", 1)[-1]), **options)))
+
+
+def list_folder(url: str, **options: float) -> list[str]:
+    """The names in a folder: of a disk, or as a server shows them on its page; folders end with "/". Sorted.
+
+    Raises UserError as fetch does, or when the folder cannot be read.
+    """
+    if path := local_path(url):
+        try:
+            return sorted(entry.name + "/" * entry.is_dir() for entry in Path(path).iterdir())
+        except OSError as error:
+            raise UserError(f"cannot list {path}: {error.strerror}") from error
+    links = _Links()
+    try:
+        links.feed("\n".join(read_text(url.rstrip("/") + "/", "index.html", **options)))
+    except UserError as error:
+        raise UserError(f"cannot list the folder {url}: {str(error).partition(chr(10))[2].strip() or error}") from error
+    base = urllib.parse.urlsplit(url.rstrip("/") + "/")
+    found = set()
+    for link in links.found:
+        place = urllib.parse.urlsplit(urllib.parse.urljoin(base.geturl(), link))
+        name = urllib.parse.unquote(place.path).removeprefix(urllib.parse.unquote(base.path))
+        if place.netloc == base.netloc and name and not place.query and "/" not in name[:-1] and name != place.path:
+            found.add(name)
+    return sorted(found)
+
+
+def remote_bytes(urls: Sequence[str], timeout: float = 10.0) -> int | None:
+    """How large a file is by the word of the first address that tells; None when none does. Nothing is downloaded."""
+    for url in urls:
+        with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+            if path := local_path(url):
+                return os.stat(path).st_size
+            request = urllib.request.Request(url, headers={"User-Agent": USER_AGENT}, method="HEAD")
+            with urllib.request.build_opener().open(request, timeout=timeout) as response:
+                return int(response.headers.get("Content-Length", ""))
+    return None
+
+
+def local_path(url: str) -> str | None:
+    """The path that file:// or a plain path means; None for what is on a server."""
+    if "://" not in url:
+        return url
+    parts = urllib.parse.urlsplit(url)
+    return urllib.request.url2pathname(parts.path) if parts.scheme == "file" else None
+
+
+class _Links(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value for name, value in attrs if tag == "a" and name == "href" and value]
 
 
 # ------------------------------------------------------------------------------------------------------- unpacking
@@ -575,6 +670,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("urls", nargs="+", metavar="URL")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--md5")
+    parser.add_argument("--sha1")
     parser.add_argument("--sha256")
     parser.add_argument("--bytes", type=int, dest="n_bytes")
     return parser.parse_args()
@@ -582,8 +678,9 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    fetch(arguments.urls, arguments.output, n_bytes=arguments.n_bytes, md5=arguments.md5, sha256=arguments.sha256)
-    print(f"{arguments.output}: {arguments.output.stat().st_size} bytes")
+    options = vars(arguments)
+    target = fetch(options.pop("urls"), options.pop("output"), **options)
+    print(f"{target}: {target.stat().st_size} bytes")
 
 
 if __name__ == "__main__":

@@ -97,9 +97,15 @@ def begin(folder: Path, inputs: Any, settings: dict[str, Any]) -> bool:
         changed = [key for key in old | new if old.get(key) != new.get(key)]
         if changed:
             print(f"{folder}: made with other {', '.join(changed)}, so it is made anew", file=sys.stderr)
-            shutil.rmtree(folder)
+            empty(folder)
     write_json(path, {"inputs": inputs, "settings": settings, "files": {}})
     return True
+
+
+def empty(folder: Path) -> None:
+    """Removes what is in a folder, which stays: somebody may hold a lock on it."""
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def end(folder: Path) -> None:

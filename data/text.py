@@ -12,11 +12,14 @@ What a document is (--document):
     auto        looks at the beginning of each file: long lines (articles) -> line; several sentences a block,
                 each on its own line -> blank_line; all else -> book, so that a short file is one document
 
+Of .jsonl and .parquet files each record is a document: its field "text".
+
 From Project Gutenberg files only the book itself is taken, without the _marks_ of italics. Inside a document,
 white space of any kind (line ends, tabs, form feeds, no-break spaces) becomes one space.
 """
 
 import argparse
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -51,21 +54,59 @@ def plain_lines(path: Path, encoding: str) -> Iterator[str]:
             raise UserError(f"{path}: not {encoding} before byte {stream.buffer.tell()}: {error}") from error
 
 
+def json_records(path: Path, encoding: str) -> Iterator[str]:
+    """The text of each record of a JSON Lines file, on one line. Raises UserError naming file and line."""
+    for number, line in enumerate(plain_lines(path, encoding), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}:{number}: not valid JSON: {error.msg}") from error
+        text = record.get(TEXT_FIELD) if isinstance(record, dict) else record
+        if not isinstance(text, str):
+            raise UserError(f'{path}:{number}: neither text nor an object with a text "{TEXT_FIELD}"')
+        yield " ".join(text.split())
+
+
+def parquet_records(path: Path, encoding: str) -> Iterator[str]:
+    """The text of each row of a Parquet file, on one line; a batch of rows is held at a time."""
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise UserError(f"{path}: reading Parquet needs pyarrow: pip install pyarrow (or give .jsonl)") from error
+    try:
+        with parquet.ParquetFile(path) as file:
+            if TEXT_FIELD not in file.schema_arrow.names:
+                columns = ", ".join(file.schema_arrow.names)
+                raise UserError(f'{path}: has no column "{TEXT_FIELD}"; it has {columns}')
+            for batch in file.iter_batches(batch_size=1024, columns=[TEXT_FIELD]):
+                yield from (" ".join(str(text).split()) for text in batch.column(0).to_pylist() if text is not None)
+    except (OSError, ArrowException) as error:
+        raise UserError(f"{path}: cannot be read as Parquet: {error}") from error
+
+
+TEXT_FIELD = "text"  # of records
+RECORD_READERS: dict[str, Callable[[Path, str], Iterator[str]]] = {
+    ".jsonl": json_records,
+    ".ndjson": json_records,
+    ".parquet": parquet_records,
+}
 # Suffix -> reader. A new kind of file is a new row.
-READERS: dict[str, Callable[[Path, str], Iterator[str]]] = dict.fromkeys(
-    ("", ".txt", ".text", ".md", ".cor"), plain_lines
+READERS: dict[str, Callable[[Path, str], Iterator[str]]] = (
+    dict.fromkeys(("", ".txt", ".text", ".md", ".cor"), plain_lines) | RECORD_READERS
 )
 
 
 def source_files(path: Path) -> list[Path]:
-    """The text files that a path stands for: itself, or what is below it, sorted; hidden files are left out.
+    """The files of text that a path stands for: itself, or what is below it, sorted; hidden files are left out.
 
     Raises UserError when there is none, or the path is a file of a kind without a reader.
     """
     kinds = ", ".join(suffix for suffix in READERS if suffix)
     if path.is_file():
         if path.suffix.lower() not in READERS:
-            raise UserError(f"{path}: files of kind {path.suffix} cannot be read; plain text ({kinds}) can")
+            raise UserError(f"{path}: files of kind {path.suffix} cannot be read; text ({kinds}) can")
         return [path]
     if not path.is_dir():
         raise UserError(f"{path}: no such file or folder")
@@ -249,7 +290,8 @@ def format_text(
         with Progress(len(files), "formatting", "files") as progress:
             for file in files:
                 lines = READERS[file.suffix.lower()](file, encoding)
-                kind, pieces = file_documents(lines, document, max_document_characters)
+                kind = "line" if file.suffix.lower() in RECORD_READERS else document
+                kind, pieces = file_documents(lines, kind, max_document_characters)
                 counts[kind] += write_documents(pieces, stream)
                 progress.update(1)
         if not counts.total():

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Makes the Python environments of this tree from the pinned sets in docker/.
 #
-# usage: bash scripts/setup.sh [bert|asr|dali|dev|all] [--cpu|--gpu] [--dry-run] [--help]
+# usage: bash scripts/setup.sh [bert|data|asr|dali|dev|all] [--cpu|--gpu] [--dry-run] [--help]
 #
 #   bert   .venv/bert: BERT in TensorFlow, the CPU or the GPU build by the machine
+#   data   .venv/bert with dask and mpi4py added, for data stages on many machines
 #   asr    .venv/asr: speech recognition in PyTorch, one build for CPU and GPU
 #   dali   .venv/asr with DALI added, the loader behind DALI_DEVICE=cpu and gpu (Linux)
 #   dev    all of these with the test runner added, and .venv/dev: linters and peers
@@ -22,9 +23,9 @@ parse_common "$@"
 what=all build='' fresh=false
 for word in "${ARGS[@]}"; do
     case $word in
-        bert | asr | dali | dev | all) what=$word ;;
+        bert | data | asr | dali | dev | all) what=$word ;;
         --cpu | --gpu) build=${word#--} ;;
-        *) die "unknown argument '$word': usage is setup.sh [bert|asr|dali|dev|all] [--cpu|--gpu] [--dry-run] [--help]" ;;
+        *) die "unknown argument '$word': usage is setup.sh [bert|data|asr|dali|dev|all] [--cpu|--gpu] [--dry-run] [--help]" ;;
     esac
 done
 unset PYTHONPATH # only what is installed in an environment may satisfy its set
@@ -123,6 +124,11 @@ setup_bert() {
     install bert "bert-$build"
 }
 
+setup_data() {
+    setup_bert
+    install bert data
+}
+
 setup_asr() {
     make_venv asr common
     install asr asr
@@ -134,7 +140,7 @@ setup_dali() {
 }
 
 setup_dev() {
-    setup_bert
+    setup_data
     install bert test
     setup_dali
     install asr asr-test
@@ -153,6 +159,7 @@ if [[ $DRY_RUN != true ]] && command -v flock >/dev/null; then # two calls at on
 fi
 case $what in
     bert) setup_bert ;;
+    data) setup_data ;;
     asr) setup_asr ;;
     dali) setup_dali ;;
     dev | all) setup_dev ;;

@@ -20,7 +20,7 @@ run .venv/dev/bin/ruff check .
 
 log "== shellcheck"
 mapfile -t shells < <(find . \( -name .git -o -name .venv -o -name results \) -prune -o \
-    -type f \( -name '*.sh' -o -path ./.ci/run \) -print | sort)
+    -type f \( -name '*.sh' -o -name '*.sub' -o -path ./.ci/run \) -print | sort)
 ((${#shells[@]})) || die "no shell scripts found under $ROOT"
 run .venv/dev/bin/shellcheck "${shells[@]}"
 log "${#shells[@]} scripts"

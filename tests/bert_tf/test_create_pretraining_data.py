@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from bert_tf.create_pretraining_data import main
+from bert_tf.record_jobs import combine_lengths, length_facts
 from bert_tf.records import iter_tfrecord, read_manifest, scan_tfrecord
 from bert_tf.tokenization import SPECIAL_TOKENS
 from runkit.errors import UserError
@@ -93,9 +96,8 @@ def test_manifest_says_what_is_there(vocab, texts, tmp_path):
     out = tmp_path / "out"
     run(vocab, f"--input_file={texts}", f"--output_dir={out}", "--dupe_factor=2", "--random_seed=7")
     manifest = read_manifest(out)
-    header = {
-        key: value for key, value in manifest.items() if key not in ("files", "records", "tokens", "masked_tokens")
-    }
+    counted = ("files", "records", "tokens", "masked_tokens", "lengths", "padding_fraction")
+    header = {key: value for key, value in manifest.items() if key not in counted}
     assert header == {
         "format": 1,
         "max_seq_length": 32,
@@ -118,6 +120,29 @@ def test_manifest_says_what_is_there(vocab, texts, tmp_path):
     assert manifest["records"] == len(everything)
     assert manifest["tokens"] == sum(sum(row["input_mask"]) for row in everything)
     assert manifest["masked_tokens"] == sum(sum(row["masked_lm_weights"]) for row in everything)
+    lengths = [sum(row["input_mask"]) for row in everything]
+    classes = [sum(2 * i < length <= 2 * (i + 1) for length in lengths) for i in range(16)]
+    assert manifest["lengths"] == {"shortest": min(lengths), "longest": max(lengths), "classes": classes}
+    assert manifest["padding_fraction"] == pytest.approx(1 - sum(lengths) / (32 * len(lengths)), abs=1e-6)
+
+
+def test_lengths_and_padding_are_printed(vocab, texts, tmp_path, capsys):
+    run(vocab, f"--input_file={texts}", f"--output_dir={tmp_path / 'out'}")
+    manifest = read_manifest(tmp_path / "out")
+    printed = capsys.readouterr().out
+    mean = manifest["tokens"] / manifest["records"]
+    assert f"to {manifest['lengths']['longest']}, mean {mean:.1f} of 32" in printed
+    assert f"{100 * manifest['padding_fraction']:.1f}% of all places are padding" in printed
+
+
+def test_lengths_in_classes():
+    facts = length_facts({1: 1, 8: 2, 9: 4, 128: 8}, 128)
+    assert facts == {"shortest": 1, "longest": 128, "classes": [3, 4, *[0] * 13, 8]}
+    assert combine_lengths([facts, length_facts({}, 128), length_facts({7: 1}, 128)]) == {
+        "shortest": 1,
+        "longest": 128,
+        "classes": [4, 4, *[0] * 13, 8],
+    }
 
 
 def test_duplicates_and_files_differ(vocab, tmp_path):
@@ -244,6 +269,69 @@ def test_a_killed_run_takes_its_workers_along_and_can_be_repeated(vocab, tmp_pat
         ]
     )
     assert sorted(contents(out)) == ["manifest.json", "short.tfrecord"]  # half-written files are gone
+
+
+def killed_at(operation: int, work: Callable[[], None]) -> bool:
+    """Runs work() in a copy of this process that is killed at its n-th renaming; False when it comes to its end."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            left, really = operation, os.replace
+
+            def counted(*args):
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return really(*args)
+
+            os.replace = counted
+            work()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+def test_a_killed_run_repeated_gives_the_bytes_of_an_undisturbed_one(vocab, texts, tmp_path):
+    """Wherever it is killed: at a file of records, at the manifest of an unfinished run, at the last one."""
+    run(vocab, f"--input_file={texts}", f"--output_dir={tmp_path / 'whole'}")
+    whole, points = contents(tmp_path / "whole"), 0
+    while True:
+        out = tmp_path / str(points)
+        work = partial(run, vocab, f"--input_file={texts}", f"--output_dir={out}")
+        if not killed_at(points + 1, work):
+            break
+        points += 1
+        if points > 1:  # at the first, nothing was there yet
+            with pytest.raises(UserError, match="has not ended"):
+                read_manifest(out)
+        work()
+        assert contents(out) == whole
+    assert points == 1 + 4 + 1 + 1  # the unfinished manifest before and after, four files, the manifest
+
+
+@pytest.mark.slow
+def test_case_p01_memory_does_not_grow_with_the_text(vocab, shared, tmp_path):
+    rule = json.loads((shared / "cases/P01/expected.json").read_text(encoding="utf-8"))["rule"]
+    assert rule == "peak_rss(50MB) <= 2 * peak_rss(5MB) + 200MB"
+    peak = {}
+    for megabytes in (5, 50):
+        text = tmp_path / f"{megabytes}.txt"
+        with open(text, "wb") as stream:
+            subprocess.run(
+                [sys.executable, shared / "cases/P01/make_input.py", str(megabytes)], stdout=stream, check=True
+            )
+        flags = [f"--vocab_file={vocab}", f"--input_file={text}", f"--output_dir={tmp_path / 'out'}"]
+        program = (
+            "import resource, sys; from bert_tf.create_pretraining_data import main; main(sys.argv[1:]); "
+            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000)"
+        )
+        result = subprocess.run(
+            [sys.executable, "-c", program, *flags, "--dupe_factor=1", "--n_processes=1"],
+            cwd=ROOT, check=True, capture_output=True, encoding="utf-8",
+        )  # fmt: skip
+        peak[megabytes] = float(result.stdout.split()[-1])  # MB
+    assert peak[50] <= 2 * peak[5] + 200
 
 
 def test_two_runs_do_not_share_a_folder(vocab, texts, tmp_path):

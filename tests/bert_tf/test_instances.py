@@ -9,6 +9,7 @@ from bert_tf.instances import (
     Document,
     InstanceSettings,
     MaskingVocabulary,
+    _sample,
     _truncate_pair,
     blocks,
     document_instances,
@@ -16,6 +17,7 @@ from bert_tf.instances import (
     read_documents,
     to_example,
 )
+from bert_tf.records import PretrainingEncoder, encode_example
 
 CLS, SEP, MASK, FIRST = 1, 2, 3, 100
 
@@ -416,3 +418,27 @@ def test_example_is_padded():
         assert example.masked_lm_positions == instance.masked_positions + [0] * (12 - k)
         assert example.masked_lm_ids == instance.masked_ids + [0] * (12 - k)
         assert example.next_sentence_labels == [int(instance.is_random_next)]
+
+
+@pytest.mark.parametrize(("s", "p"), [(16, 3), (128, 20), (512, 80)])
+def test_the_fast_encoder_equals_the_plain_one(s, p):
+    """Positions of two bytes, ids of one to three, empty and full padding."""
+    rng = random.Random(1)
+    encoder = PretrainingEncoder(s, p)
+    for instance in all_instances(made_up_documents(6), InstanceSettings(s, p)):
+        tokens = [rng.choice((1, 127, 128, 30_000)) for _ in instance.tokens]
+        instance = instance._replace(tokens=tokens)
+        assert encoder.encode(*instance) == encode_example(to_example(instance, s, p))
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 40])
+def test_samples_are_uniform(n):
+    rng = random.Random(1)
+    draws = 4000
+    for count in {1, n // 2 or 1, n, n + 1}:
+        samples = [_sample(n, count, rng) for _ in range(draws)]
+        assert {len(sample) for sample in samples} == {min(count, n)}
+        seen = Counter(i for sample in samples for i in sample)
+        expected = draws * min(count, n) / n
+        assert set(seen) == set(range(n))
+        assert all(abs(times - expected) <= 6 * (expected * (1 - min(count, n) / n)) ** 0.5 for times in seen.values())

@@ -5,13 +5,13 @@ import os
 import random
 import subprocess
 import sys
-import unicodedata
 from pathlib import Path
 
 import pytest
 
 from bert_tf.tokenization import SPECIAL_TOKENS, FullTokenizer, basic_tokenize, load_vocab
 from runkit.errors import UserError
+from tests.bert_tf.plain_wordpiece import compare, random_text, reference_basic, reference_tokenize
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL_VOCAB = [
@@ -31,90 +31,12 @@ def small_vocab(tmp_path: Path) -> Path:
 # --- the definition, character by character -----------------------------------------------------------------
 
 
-def is_whitespace(char: str) -> bool:
-    return char in " \t\n\r" or unicodedata.category(char) == "Zs"
-
-
-def is_control(char: str) -> bool:
-    return char not in "\t\n\r" and unicodedata.category(char) in ("Cc", "Cf")
-
-
-def is_punctuation(char: str) -> bool:
-    ascii_sign = 33 <= ord(char) <= 126 and not char.isalnum()
-    return ascii_sign or unicodedata.category(char).startswith("P")
-
-
-def is_ideograph(char: str) -> bool:
-    ranges = "4E00-9FFF 3400-4DBF 20000-2A6DF 2A700-2B73F 2B740-2B81F 2B820-2CEAF F900-FAFF 2F800-2FA1F"
-    return any(int(a, 16) <= ord(char) <= int(b, 16) for a, b in (r.split("-") for r in ranges.split()))
-
-
-def reference_basic(text: str, do_lower_case: bool) -> list[str]:
-    cleaned = ""
-    for char in text:
-        if char in "\0\ufffd" or is_control(char):
-            continue
-        cleaned += " " if is_whitespace(char) else f" {char} " if is_ideograph(char) else char
-    words: list[str] = []
-    for word in cleaned.split():
-        if do_lower_case:
-            decomposed = unicodedata.normalize("NFD", word.lower())
-            word = "".join(char for char in decomposed if unicodedata.category(char) != "Mn")
-        parts = [""]
-        for char in word:
-            if is_punctuation(char):
-                parts += [char, ""]
-            else:
-                parts[-1] += char
-        words += parts
-    return " ".join(words).split()
-
-
-def reference_wordpiece(word: str, vocab: dict[str, int]) -> list[str]:
-    if len(word) > 200:
-        return ["[UNK]"]
-    pieces: list[str] = []
-    start = 0
-    while start < len(word):
-        for end in range(len(word), start, -1):
-            piece = ("##" if start else "") + word[start:end]
-            if piece in vocab:
-                break
-        else:
-            return ["[UNK]"]
-        pieces.append(piece)
-        start = end
-    return pieces
-
-
-def reference_tokenize(text: str, vocab: dict[str, int], do_lower_case: bool) -> list[str]:
-    return [piece for word in reference_basic(text, do_lower_case) for piece in reference_wordpiece(word, vocab)]
-
-
-def random_text(rng: random.Random) -> str:
-    """Mostly the awkward parts of Unicode, some of it repeated so that remembered words return."""
-    alphabets = (
-        "abe ieruntheßAB",
-        " \t\n\r\x0b\x0c\x1c\x1f\x85\xa0\u1680\u2003\u2028\u2029\u3000\u200b\ufeff\0\ufffd\x07",
-        ".,!?;:'\"#[]^$`=“”。、‘’¿…",
-        "éÉïÅŞİıΣςσǅﬃ\u0301\u0308\u0328\u1fef\u037e\u2260",
-        "北京中文力が\u3099かバ한글กัดอ\uf900\U00020000\U0002f800",
-    )
-    chars = []
-    for _ in range(rng.randrange(60)):
-        if rng.random() < 0.1:
-            chars.append(chr(rng.choice([rng.randrange(0x300), rng.randrange(0x3000), rng.randrange(0x110000)])))
-        else:
-            chars.append(rng.choice(rng.choice(alphabets)))
-    return "".join(chars)
-
-
 @pytest.mark.parametrize("do_lower_case", [True, False])
 def test_random_unicode_equals_the_definition(small_vocab, do_lower_case):
     rng = random.Random(7)
     tokenizer = FullTokenizer(small_vocab, do_lower_case)
     for _ in range(2000):
-        text = random_text(rng)
+        text = random_text(rng, SMALL_VOCAB)
         assert basic_tokenize(text, do_lower_case) == reference_basic(text, do_lower_case), ascii(text)
         assert tokenizer.tokenize(text) == reference_tokenize(text, tokenizer.vocab, do_lower_case), ascii(text)
 
@@ -125,6 +47,12 @@ def test_every_code_point_equals_the_definition(small_vocab, do_lower_case):
     for code in [*range(0x3100), *range(0xF8F0, 0x10100), *range(0x1FFF0, 0x20010), *range(0xE0000, 0xE0200)]:
         text = f"a{chr(code)}b"
         assert tokenizer.tokenize(text) == reference_tokenize(text, tokenizer.vocab, do_lower_case), hex(code)
+
+
+@pytest.mark.parametrize(("kind", "do_lower_case"), [("uncased", True), ("cased", False)])
+def test_fuzzed_strings_with_google_vocabularies(shared, kind, do_lower_case):
+    """20,000 strings; `python -m tests.bert_tf.plain_wordpiece` does the same with a million."""
+    assert compare(shared / f"data/vocab_bert/{kind}_vocab.txt", do_lower_case, 10_000, seed=11) > 100_000
 
 
 # --- Google's own results -----------------------------------------------------------------------------------

@@ -113,8 +113,9 @@ def test_dry_run_shows_and_makes_nothing(tmp_path, text):
         ([], "'embedded'"),
         (["embeded"], "cannot make sense of 'embeded'"),
         (["text", "x"], "text needs a PATH and a NAME"),
-        (["wiki_only"], "text PATH NAME"),
-        (["wiki_books"], "not in this tree yet"),
+        (["wiki_books"], "there are no books in"),
+        (["wiki_only", "more"], "cannot make sense of 'wiki_only more'"),
+        (["embedded", "--plam"], "cannot make sense of 'embedded --plam'"),
         (["text", "nowhere", "mine"], "nowhere: no such file"),
     ],
 )
@@ -127,3 +128,13 @@ def test_mistakes_are_named(tmp_path, words, message):
 def test_bad_settings_are_named(tmp_path, text):
     assert "SEQ_LENGTHS: '128' is not" in create(tmp_path, "text", text, "mine", SEQ_LENGTHS="128").stderr
     assert "does not exist" in create(tmp_path, "text", text, "mine", VOCAB_FILE="nowhere.txt").stderr
+    for variables, message in (
+        ({"STAGES": "sharding recods"}, "STAGES: 'recods' is none of"),
+        ({"DO_LOWER_CASE": "true"}, "DO_LOWER_CASE must be 0 or 1"),
+        ({"EXECUTOR": "slurm"}, "EXECUTOR must be processes, dask or mpi"),
+        ({"EXECUTOR": "dask"}, "EXECUTOR=dask needs SCHEDULER"),
+        ({"FORMATTED_FILES": "a"}, "set STAGES to 'sharding'"),
+    ):
+        result = create(tmp_path, "text", text, "mine", **variables)
+        assert result.returncode == 1 and message in result.stderr
+    assert not (tmp_path / "work").exists()

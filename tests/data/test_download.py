@@ -1,6 +1,7 @@
 """data/download.py against a server on this machine that does all a bad one does, and against hostile archives."""
 
 import contextlib
+import email.utils
 import fcntl
 import hashlib
 import http.client
@@ -15,20 +16,23 @@ import sys
 import tarfile
 import threading
 import time
+import urllib.request
 import zipfile
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from data import download
-from data.download import fetch, unpack, unpacked
+from data.download import fetch, list_folder, read_text, remote_bytes, unpack, unpacked
 from runkit.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTENT = b"".join(hashlib.sha256(b"%d" % i).digest() for i in range(8192))  # 256 KiB that do not compress
 MD5 = hashlib.md5(CONTENT).hexdigest()
+SHA1 = hashlib.sha1(CONTENT).hexdigest()
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 HALF = len(CONTENT) // 2
 
@@ -38,6 +42,7 @@ class Server:
 
     def __init__(self):
         self.ways: list[str] = ["ok"]
+        self.retry_after = "0"
         self.requests: list[dict[str, str]] = []
         self.released = threading.Event()
         outer = self
@@ -51,6 +56,13 @@ class Server:
                 self.close_connection = True
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     outer.answer(self, way)
+
+            def do_HEAD(self):
+                length = {"ok": str(len(CONTENT)), "lie": "many"}.get(outer.ways[0])
+                self.send_response(200 if outer.ways[0] != "404" else 404)
+                if length:
+                    self.send_header("Content-Length", length)
+                self.end_headers()
 
             def log_message(self, *_):
                 pass
@@ -70,7 +82,7 @@ class Server:
         if way.isdecimal():
             body = b"<html>no such file</html>"
             handler.send_response(int(way))
-            headers = {"Content-Type": "text/html", "Content-Length": len(body), "Retry-After": "0"}
+            headers = {"Content-Type": "text/html", "Content-Length": len(body), "Retry-After": self.retry_after}
             if way == "416":
                 headers["Content-Range"] = f"bytes */{len(CONTENT)}"
             for name, value in headers.items():
@@ -99,8 +111,10 @@ class Server:
             handler.end_headers()
             handler.wfile.write(b"%x\r\n" % HALF + body[:HALF] + b"\r\n")
             return
+        if way == "encoded":
+            handler.send_header("Content-Encoding", "gzip")
         if way != "no_length":
-            n_bytes = len(body) - 1000 if way == "says_less" else len(body)
+            n_bytes = len(body) + {"says_less": -1000, "says_more": 1000}.get(way, 0)
             handler.send_header("Content-Length", str(n_bytes))
         handler.end_headers()
         if way in ("cut", "stall", "no_range_cut", "no_version_cut"):
@@ -108,6 +122,11 @@ class Server:
             if way == "stall":
                 handler.wfile.flush()
                 self.released.wait(20)
+        elif way == "slow":
+            for place in range(0, len(body), 4096):
+                handler.wfile.write(body[place : place + 4096])
+                if self.released.wait(0.02):
+                    return
         elif way == "trickle":
             for byte in body[:200]:
                 handler.wfile.write(bytes([byte]))
@@ -145,7 +164,7 @@ def test_a_file_comes_whole(server: Server, tmp_path: Path):
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("way", ["cut", "chunked_cut", "503", "429", "500", "408", "stall", "says_less"])
+@pytest.mark.parametrize("way", ["cut", "chunked_cut", "503", "429", "500", "408", "stall", "says_less", "says_more"])
 def test_a_passing_failure_passes(server: Server, tmp_path: Path, way: str, capsys: pytest.CaptureFixture):
     server.ways = [way, "ok"]
     quick(server.url, tmp_path / "file.bin", sha256=SHA256, timeout=0.3 if way == "stall" else 5.0)
@@ -175,6 +194,30 @@ def test_a_server_that_always_drops_at_the_same_place(server: Server, tmp_path: 
         quick(server.url, tmp_path / "file.bin", attempts=3)
     assert len(server.requests) == 3
     assert (tmp_path / "file.bin.partial").stat().st_size == HALF  # a later call may go on
+
+
+def test_the_pause_the_server_asks_for(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    in_90_s = email.utils.formatdate(time.time() + 90, usegmt=True)
+    for asked in ("7", "100000", in_90_s, "soon", email.utils.formatdate(0, usegmt=True)):
+        server.retry_after, server.ways = asked, ["503", "ok"]
+        fetch(server.url, tmp_path / asked / "file.bin", attempts=2)
+    assert pauses[:2] == [7, download.MAX_ASKED_PAUSE] and 85 < pauses[2] <= 90 and pauses[3:] == [1, 1]
+
+
+def test_a_length_that_is_never_reached(server: Server, tmp_path: Path):
+    server.ways = ["says_more", "no_range_cut"]  # and drops at another place than it said
+    with pytest.raises(UserError, match="times in a row"):
+        quick(server.url, tmp_path / "file.bin", attempts=3)
+    assert not (tmp_path / "file.bin").exists()
+
+
+def test_an_encoded_file(server: Server, tmp_path: Path):
+    server.ways = ["encoded"]
+    with pytest.raises(UserError, match="gzip-encoded"):
+        quick(server.url, tmp_path / "file.bin")
+    quick(server.url, tmp_path / "file.gz", sha1=SHA1)  # which some servers say of what is meant to be packed
 
 
 def test_pauses_grow(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -226,6 +269,22 @@ def test_interrupted_and_called_again(server: Server, tmp_path: Path):
     assert (tmp_path / "file.bin").read_bytes() == CONTENT and names(tmp_path) == ["file.bin"]
 
 
+@pytest.mark.parametrize("after", [1, 60_000, 200_000])
+def test_killed_and_called_again(server: Server, tmp_path: Path, after: int):
+    command = [sys.executable, "-m", "data.download", server.url, "--output", str(tmp_path / "file.bin")]
+    partial_file = tmp_path / "file.bin.partial"
+    server.ways = ["slow", "ok"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while process.poll() is None and not (partial_file.exists() and partial_file.stat().st_size >= after):
+        time.sleep(0.002)
+    process.kill()
+    assert process.wait() == -9 and not (tmp_path / "file.bin").exists()
+    received = partial_file.stat().st_size
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT and names(tmp_path) == ["file.bin"]
+    assert server.requests[-1].get("Range") == f"bytes={received}-"
+
+
 @pytest.mark.parametrize("way", ["changed", "no_range"])
 def test_a_changed_file_or_a_server_without_parts_starts_over(server: Server, tmp_path: Path, way: str):
     server.ways = ["cut", way]
@@ -272,9 +331,29 @@ def test_corrupt_bytes(server: Server, tmp_path: Path):
     assert (tmp_path / "file.bin").read_bytes() == CONTENT
 
 
+def test_all_digests_count(server: Server, tmp_path: Path):
+    quick(server.url, tmp_path / "file.bin", md5=MD5, sha1=SHA1.upper(), sha256=SHA256)
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+    for wrong in ({"md5": "0" * 32}, {"sha1": "0" * 40}, {"sha256": "0" * 64}):
+        with pytest.raises(UserError, match=f"has {next(iter(wrong))} "):
+            quick(server.url, tmp_path / "other.bin", **({"md5": MD5, "sha1": SHA1, "sha256": SHA256} | wrong))
+    assert names(tmp_path) == ["file.bin"]
+
+
 def test_another_size(server: Server, tmp_path: Path):
     with pytest.raises(UserError, match=f"has {len(CONTENT)} bytes, not 10"):
         quick(server.url, tmp_path / "file.bin", n_bytes=10)
+
+
+def test_the_way_to_an_unprotected_place_is_refused(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    original = urllib.request.OpenerDirector.open
+
+    def open_elsewhere(self, request, timeout):  # as if a server had sent us on
+        return original(self, urllib.request.Request(server.url), timeout=timeout)
+
+    monkeypatch.setattr(urllib.request.OpenerDirector, "open", open_elsewhere)
+    with pytest.raises(UserError, match="leads away from https, to http:"):
+        quick("https://x.org/file.bin", tmp_path / "file.bin")
 
 
 def test_another_part_than_asked_for(server: Server, tmp_path: Path):
@@ -296,6 +375,15 @@ def test_mirrors(server: Server, tmp_path: Path):
     assert len(lines) == 5
     for cause in ("refused", "gopher:// is not supported", "HTTP 404", "No such file"):
         assert cause in str(caught.value)
+
+
+def test_small_files_are_silent(tmp_path: Path, capsys: pytest.CaptureFixture):
+    (tmp_path / "sums").write_bytes(CONTENT[:9999])
+    quick(str(tmp_path / "sums"), tmp_path / "a")
+    assert capsys.readouterr().err == ""
+    (tmp_path / "sums").write_bytes(CONTENT[:10_000])
+    quick(str(tmp_path / "sums"), tmp_path / "b")
+    assert "b: 10/10 kB (100%)" in capsys.readouterr().err
 
 
 def test_no_length_is_said(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture):
@@ -355,6 +443,58 @@ def test_progress_and_command_line(server: Server, tmp_path: Path):
     server.ways = ["404"]
     failed = call("--md5", "0" * 32)
     assert failed.returncode == 2 and "HTTP 404" in failed.stderr
+
+
+# ------------------------------------------------------------------------------------------------- what is there
+
+
+def test_sizes_are_asked(server: Server, tmp_path: Path):
+    (tmp_path / "a").write_bytes(b"12345")
+    assert remote_bytes([str(tmp_path / "none"), f"file://{tmp_path}/a"]) == 5
+    assert remote_bytes(["http://127.0.0.1:1/a", server.url]) == len(CONTENT)
+    for way in ("404", "lie", "nothing"):
+        server.ways = [way]
+        assert remote_bytes([server.url, "gopher://x/y"]) is None
+
+
+def test_folders_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    (tmp_path / "files" / "20250101").mkdir(parents=True)
+    for name in ("b.xml.gz", "a b.xml.gz"):
+        (tmp_path / "files" / name).write_text("x")
+    expected = ["20250101/", "a b.xml.gz", "b.xml.gz"]
+    assert list_folder(str(tmp_path / "files")) == list_folder((tmp_path / "files").as_uri()) == expected
+    handler = partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *_: None)
+    http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=http.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{http.server_address[1]}/files"
+        assert list_folder(url) == list_folder(url + "/") == expected
+        page = '<a href="../">up</a><a href="/">top</a><a href="?C=N;O=D">Name</a><a href="https://x.org/files/q">q</a>'
+        page += (
+            '<a name="none"></a><A HREF="sub/deep.gz">deep</A><a href="/files/z.gz">z</a><a href="%2E%2E%2Fevil">e</a>'
+        )
+        (tmp_path / "files" / "index.html").write_text(page)
+        assert list_folder(url) == ["z.gz"]
+        with pytest.raises(UserError, match="HTTP 404"):
+            list_folder(url + "/none")
+    finally:
+        http.shutdown()
+        thread.join()
+        http.server_close()
+    with pytest.raises(UserError, match="cannot list"):
+        list_folder(str(tmp_path / "none"))
+
+
+def test_small_lists_are_read(server: Server, tmp_path: Path):
+    (tmp_path / "sums.txt").write_bytes(b"abc  file\r\ndef  other\n")
+    assert read_text(str(tmp_path / "sums.txt")) == ["abc  file", "def  other"]
+    with pytest.raises(UserError, match=r"file\.bin:\d+: not UTF-8"):
+        read_text(server.url)
 
 
 # ------------------------------------------------------------------------------------------------------ unpacking

@@ -168,8 +168,8 @@ def test_a_folder_is_read_in_order_with_its_subfolders(tmp_path, capsys):
 
 
 def test_unreadable_kinds_and_empty_sources_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r"files of kind \.jsonl"):
-        formatted(write(tmp_path, "{}", "a.jsonl"), tmp_path)
+    with pytest.raises(UserError, match=r"files of kind \.docx"):
+        formatted(write(tmp_path, "{}", "a.docx"), tmp_path)
     with pytest.raises(UserError, match="no plain text in this folder"):
         formatted(tmp_path / "in", tmp_path)
     with pytest.raises(UserError, match="no such file"):
@@ -204,3 +204,29 @@ def test_real_corpora(shared, tmp_path, name, documents, first):
     assert len(found) == documents
     assert found[0].startswith(first)
     assert not any("Gutenberg-tm" in document or "\ufeff" in document for document in found)
+
+
+def test_json_lines(tmp_path):
+    records = '{"text": "One here.\\n\\nTwo here.", "id": 1}\n\n"Three here."\n{"text": " "}\n'
+    assert formatted(write(tmp_path, records, "a.jsonl"), tmp_path) == ["One here. Two here.", "Three here."]
+    for bad, message in (('{"text": 1}\n', "a.jsonl:1: neither text"), ('"x"\n{\n', "a.jsonl:2: not valid JSON")):
+        with pytest.raises(UserError, match=message):
+            formatted(write(tmp_path, bad, "a.jsonl"), tmp_path)
+
+
+def test_parquet(tmp_path):
+    path = write(tmp_path, b"PAR1 no", "a.parquet")
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        with pytest.raises(UserError, match="needs pyarrow"):
+            formatted(path, tmp_path)
+        return
+    with pytest.raises(UserError, match="cannot be read as Parquet"):
+        formatted(path, tmp_path)
+    parquet.write_table(pyarrow.table({"text": ["One\nhere.", None, "Two."]}), path)
+    assert formatted(path, tmp_path) == ["One here.", "Two."]
+    parquet.write_table(pyarrow.table({"body": ["x"]}), path)
+    with pytest.raises(UserError, match='no column "text"; it has body'):
+        formatted(path, tmp_path)

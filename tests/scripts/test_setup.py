@@ -67,8 +67,9 @@ class Tree:
 BERT = ["venv bert", "pip requirements-bert-cpu.txt"]
 ASR = ["venv asr", "pip requirements-asr.txt"]
 DALI = [*ASR, "pip requirements-dali.txt"]
+DATA = [*BERT, "pip requirements-data.txt"]
 DEV = [
-    *BERT,
+    *DATA,
     "pip requirements-test.txt",
     *DALI,
     "pip requirements-asr-test.txt",
@@ -83,7 +84,7 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def test_every_requirement_is_pinned():
-    assert len(REQUIREMENTS) == 8
+    assert len(REQUIREMENTS) == 9
     for path in [*REQUIREMENTS, ROOT / "docker" / "constraints.txt"]:
         for line in path.read_text(encoding="utf-8").splitlines():
             line = line.partition("#")[0].strip()
@@ -97,8 +98,8 @@ def test_sets_and_idempotence(tree: Tree):
     assert tree.calls() == DEV
     again = tree.setup("--cpu")  # all is the default
     assert again.returncode == 0 and tree.calls() == []
-    assert again.stdout.count("in place") == 6
-    for what in ("bert", "asr", "dali", "dev"):
+    assert again.stdout.count("in place") == 7
+    for what in ("bert", "data", "asr", "dali", "dev"):
         assert tree.setup(what, "--cpu").returncode == 0
         assert tree.calls() == []
 
@@ -115,6 +116,13 @@ def test_the_machine_chooses_the_build(tree: Tree):
     assert tree.calls() == BERT  # the two builds never share an environment
     assert tree.setup("bert", "--gpu").returncode == 0
     assert tree.calls() == ["venv bert", "pip requirements-bert-gpu.txt"]
+
+
+def test_engines_of_the_data_stages_are_added(tree: Tree):
+    assert tree.setup("bert", "--cpu").returncode == 0
+    assert tree.calls() == BERT
+    assert tree.setup("data", "--cpu").returncode == 0
+    assert tree.calls() == DATA[-1:]
 
 
 def test_speech_has_one_build(tree: Tree):
