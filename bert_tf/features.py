@@ -243,12 +243,19 @@ class PredictionBatch(NamedTuple):
 
 
 def prediction_batches(
-    features: FeatureSet, buckets: Sequence[int], batch_size: int, max_seq_length: int, rank: int = 0, size: int = 1
+    features: FeatureSet,
+    buckets: Sequence[int],
+    batch_size: int,
+    max_seq_length: int,
+    rank: int = 0,
+    size: int = 1,
+    fill_up: bool = True,
 ) -> Iterator[PredictionBatch]:
     """Every feature once, the longest first, so that a machine too small fails at once. Batch b goes to rank b % size.
 
     A batch has as many tokens as batch_size sequences of max_seq_length, so those of short texts have more rows: small
-    products keep no processor busy. Each bucket has one number of rows; the last batch is filled up with empty ones.
+    products keep no processor busy. Each bucket has one number of rows; the last batch is filled up with empty ones,
+    unless a new shape costs nothing (fill_up False).
     """
     order = np.argsort(-features.lengths, kind="stable") if len(buckets) > 1 else np.arange(len(features))
     start = number = 0
@@ -257,7 +264,7 @@ def prediction_batches(
         rows = max(batch_size, batch_size * max_seq_length // length)
         if number % size == rank:
             indices = order[start : start + rows]
-            yield PredictionBatch(indices, features.batch(indices, length, rows))
+            yield PredictionBatch(indices, features.batch(indices, length, rows if fill_up else None))
         start, number = start + rows, number + 1
 
 

@@ -288,8 +288,8 @@ def train(
 
     n_examples: what an epoch is counted in, as published; windows of one text are one example.
 
-    A resume must have the same features and global batch, for a position in the data is a number of updates; another
-    learning rate or number of epochs is warned of.
+    A resume must have the same features, global batch and order, for a position in the data is a number of updates;
+    another learning rate or number of epochs is warned of.
     """
     group, log, n = session.group, session.log, FLAGS.num_accumulation_steps
     global_batch = FLAGS.train_batch_size * n * group.size
@@ -304,7 +304,8 @@ def train(
 
     optimizer = create_optimizer(optimizer_type, weights.masters)
     loss_scale = LossScale(session.precision.loss_scaling, FLAGS.init_loss_scale)
-    identity = session.identity | {"training_features": features.digest(), "global_batch_size": global_batch}
+    position = {"training_features": features.digest(), "global_batch_size": global_batch, "bucket": FLAGS.bucket}
+    identity = session.identity | position
     state = runs.start_or_resume(
         session.store, weights, optimizer, loss_scale, identity, group, log, new_head=[model.HEAD]
     )
@@ -468,7 +469,7 @@ def predict(session: Session, function: Callable, features: FeatureSet, batch_si
     total, meter, shapes = NO_TASK_SUMS, ThroughputMeter(warmup_updates=0), set()
     first_of_shape, others, compiled = [], [], compiles_each_shape(session)
     with Progress(len(features), "prediction", "sequences") as progress:
-        for indices, batch in prediction_batches(features, buckets, batch_size, FLAGS.max_seq_length):
+        for indices, batch in prediction_batches(features, buckets, batch_size, FLAGS.max_seq_length, fill_up=compiled):
             length = int(batch.input_ids.shape[1])
             new = not shapes or (compiled and length not in shapes)
             shapes.add(length)

@@ -211,3 +211,6 @@ def test_prediction_takes_every_feature_once(buckets, size):
             assert batch.input_mask.numpy().sum(1)[: len(indices)].tolist() == stored.lengths[indices].tolist()
             seen += indices.tolist()
     assert sorted(seen) == list(range(14))
+    batches = list(prediction_batches(stored, buckets, 2, 64, fill_up=False))
+    assert all(batch.input_ids.shape[0] == len(indices) for indices, batch in batches)
+    assert sum(len(indices) for indices, _ in batches) == 14
