@@ -13,11 +13,13 @@ import argparse
 import bz2
 import random
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 from xml.sax.saxutils import escape
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from runkit.errors import UserError, run_main
 from runkit.files import atomic_open
 from runkit.progress import Progress

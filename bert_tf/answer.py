@@ -27,10 +27,10 @@ import bert_tf.quiet_tensorflow  # noqa: F401, I001 (first: it silences the impo
 import numpy as np
 
 from bert_tf import checkpoint, huggingface
-from bert_tf.export_huggingface import beside, is_lower_case, required_beside
 from bert_tf.features import SPAN, Feature, FeatureSet, batch_spec, choose_buckets, prediction_batches
 from bert_tf.losses import QuestionAnswering
 from bert_tf.model import BertForQuestionAnswering
+from bert_tf.model_files import beside, is_lower_case, required_beside
 from bert_tf.precision import PRECISIONS, Precision
 from bert_tf.runs import check_vocabulary
 from bert_tf.squad import SquadExample, SquadFeature, convert_examples, examples_of

@@ -27,6 +27,7 @@ from bert_tf.model import (
     BertForTagging,
     variable_name,
 )
+from bert_tf.model_files import beside, carry_labels, is_lower_case, required_beside
 from bert_tf.tokenization import load_vocab
 from runkit.errors import UserError, run_main
 from runkit.files import atomic_directory, read_json, write_json
@@ -84,28 +85,6 @@ def main(argv: list[str]) -> None:
     )
 
 
-# ------------------------------------------------------------------------------ what lies beside the weights
-def beside(weights: str, name: str) -> str | None:
-    """The file of this name in the folder of the weights; None where there is none."""
-    path = os.path.join(weights if os.path.isdir(weights) else os.path.dirname(weights), name)
-    return path if os.path.isfile(path) else None
-
-
-def required_beside(weights: str, name: str, flag: str) -> str:
-    """As beside; raises UserError where there is none."""
-    path = beside(weights, name)
-    if path is None:
-        raise UserError(f"there is no {name} beside {weights}; give --{flag}")
-    return path
-
-
-def carry_labels(source: str, directory: str) -> None:
-    """Takes a run's labels.json along, which tells our programs the task (of SQuAD, the version)."""
-    path = beside(source, "labels.json")
-    if path is not None:
-        write_json(Path(directory, "labels.json"), read_json(path))
-
-
 def read_labels(path: str) -> list[str] | None:
     """The names in a JSON list or a run's labels.json; None for a task without. Raises UserError for anything else."""
     content = read_json(path)
@@ -115,16 +94,6 @@ def read_labels(path: str) -> list[str] | None:
     if len(set(labels)) != len(labels):
         raise UserError(f"{path}: a name stands twice")
     return labels or None
-
-
-def is_lower_case(weights: str) -> bool:
-    """What a run's labels.json or a tokenizer_config.json beside the weights says of the vocabulary; else True."""
-    for name in ("labels.json", "tokenizer_config.json"):
-        path = beside(weights, name)
-        content = read_json(path) if path else None
-        if isinstance(content, dict) and isinstance(content.get("do_lower_case"), bool):
-            return content["do_lower_case"]
-    return True
 
 
 # ----------------------------------------------------------------------------------------- reading and writing

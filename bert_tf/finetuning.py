@@ -249,7 +249,8 @@ def _read_or_build(session: Session, path: Path, kind: LabelKind, made_from, bui
         session.log.info(f"{len(features)} features from {path}")
     else:
         features = FeatureSet(build(), kind)
-        if session.group.is_root:
+        # Those of a run under way stay: if these are others, the resume is about to be refused.
+        if session.group.is_root and not (path.exists() and session.store.steps()):
             store_features(path, features, FLAGS.max_seq_length, made_from)
             session.log.info(f"{len(features)} features written to {path}")
     features.check_ranges(session.config.vocab_size, session.config.type_vocab_size, FLAGS.vocab_file)
@@ -316,9 +317,12 @@ def train(
     if group.is_root:
         _keep_with_the_model(session)
     buckets = buckets_of(session, features)
-    settings = runs.resolved_settings(
+    runs.record_settings(
         session.main_module,
-        processes=group.size,
+        session.output_dir / "run_config.json",
+        group,
+        weights,
+        log,
         global_batch_size=global_batch,
         effective_learning_rate=peak,
         num_train_steps=total,
@@ -329,12 +333,6 @@ def train(
         bert_config=session.config.to_dict(),
         labels=session.identity["labels"],
     )
-    log.parameters(settings)
-    if group.is_root:
-        write_json(session.output_dir / "run_config.json", settings)
-    if FLAGS.verbose_logging:
-        for variable in weights.masters:
-            log.info(f"{variable.name} {list(variable.shape)}")
 
     figures = {
         "steps": total,

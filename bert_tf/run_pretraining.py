@@ -116,22 +116,20 @@ def run(argv: list[str], stack: contextlib.ExitStack) -> None:
     state = runs.start_or_resume(
         store, weights, optimizer, loss_scale, identity, group, log, random_weights=FLAGS.do_train
     )
-    settings = runs.resolved_settings(
+    runs.record_settings(
         sys.modules[__name__],
-        processes=group.size,
+        output_dir / ("run_config.json" if FLAGS.do_train else "eval_config.json"),
+        group,
+        weights,
+        log,
         global_batch_size=global_batch,
         effective_learning_rate=peak,
         precision=precision.name,
         use_xla=use_xla,
         bert_config=config.to_dict(),
     )
-    log.parameters(settings)
     if group.is_root:
-        write_json(output_dir / ("run_config.json" if FLAGS.do_train else "eval_config.json"), settings)
         write_json(output_dir / "bert_config.json", config.to_dict())  # what its checkpoints need to be used
-    if FLAGS.verbose_logging:
-        for variable in weights.masters:
-            log.info(f"{variable.name} {list(variable.shape)}")
 
     def evaluate_now() -> dict:
         batches = evaluation.evaluation_batches(FLAGS.eval_batch_size, FLAGS.max_eval_steps or None)

@@ -20,7 +20,7 @@ from bert_tf.train_step import TrainStep
 from bert_tf.weights import ComputeWeights
 from runkit import machine
 from runkit.errors import UserError
-from runkit.files import read_json, sha256_file
+from runkit.files import read_json, sha256_file, write_json
 from runkit.log import RunLog, read_log
 from runkit.meters import ThroughputMeter, closing_lines_train
 from runkit.plots import line_plot
@@ -74,10 +74,18 @@ def choose_xla() -> bool:
     return bool(tf.config.list_logical_devices("GPU")) if FLAGS.use_xla is None else FLAGS.use_xla
 
 
-def resolved_settings(main_module: Any, **derived: Any) -> dict[str, Any]:
-    """Every flag and what was derived from them, as saved with the run."""
+def record_settings(
+    main_module: Any, path: Path, group: Distributed, weights: ComputeWeights, log: RunLog, **derived: Any
+) -> None:
+    """Saves every flag and what was derived from them, at `path` and in the log; lists the variables if asked."""
     values = {flag.name: flag.value for flag in FLAGS.get_key_flags_for_module(main_module)}
-    return values | derived | {"machine": machine.describe()}
+    settings = values | derived | {"processes": group.size, "machine": machine.describe()}
+    log.parameters(settings)
+    if group.is_root:
+        write_json(path, settings)
+    if FLAGS.verbose_logging:
+        for variable in weights.masters:
+            log.info(f"{variable.name} {list(variable.shape)}")
 
 
 def open_log(output_dir: Path, rank: int, resumed: bool, metrics: Mapping[str, Mapping[str, str]]) -> RunLog:

@@ -215,8 +215,10 @@ def test_a_resume_with_other_data_or_batch_is_refused(trained, files, tmp_path, 
     shutil.copytree(trained, copy)
     run = settings(files, copy, do_train=True, train_file=files / "train.json", num_train_epochs=EPOCHS)
     make_squad(tmp_path / "other.json", 96, 7)
+    features = (copy / "train.tf_record").read_bytes()
     with pytest.raises(UserError, match="trained with training_features"):
         run_here(run_squad, run | {"train_file": tmp_path / "other.json"})
+    assert (copy / "train.tf_record").read_bytes() == features
     with pytest.raises(UserError, match="global_batch_size 8, not 16"):
         run_here(run_squad, run | {"train_batch_size": 16})
     with pytest.raises(UserError, match="started from random weights"):
