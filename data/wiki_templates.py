@@ -158,12 +158,42 @@ def height(arguments: Arguments) -> str | None:
 
 # ----------------------------------------------------------------------------------------------- dates, numbers
 
-SUPERSCRIPTS = str.maketrans("0123456789+-−=()n", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁼⁽⁾ⁿ")
+SUPERSCRIPTS = str.maketrans("0123456789+-−n", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻ⁿ")
+RAISED = r"[-−+]?\d++[-−+]?|[-−+]++|[-−+]?\d*+n(?:[-−+]\d++)?"  # exponents and charges
 
 
 def superscript(text: str) -> str:
-    """10 to the 6th must not read 106: digits and signs as Unicode has them raised; other text as it is."""
-    return text.translate(SUPERSCRIPTS) if re.fullmatch(r"[-−+]?\d+", text) else text
+    """10 to the 6th must not read 106: digits, signs and n as Unicode has them raised; other text as it is."""
+    return text.translate(SUPERSCRIPTS) if re.fullmatch(RAISED, text) else text
+
+
+ARROWS = (("<=>", " ⇌ "), ("<->", " ↔ "), ("->", " → "), ("<-", " ← "))
+CHARGE = re.compile(r"\^\{?([0-9+−-]{1,4})\}?|\((\d*[+−-])\)|(?<=[\w\])])([+−-])(?=\s|\Z)")
+
+
+def reaction(source: str) -> str | None:
+    """<chem>CO3^2- + 2H+ -> H2O + CO2</chem>, {{chem2|...}}: "CO3²⁻ + 2H⁺ → H2O + CO2"; None for other commands."""
+    for arrow, sign in ARROWS:
+        source = source.replace(arrow, sign)
+    source = CHARGE.sub(lambda match: superscript(match[1] or match[2] or match[3]), source)
+    text = " ".join(re.sub(r"_\{?(\w{1,9})\}?", r"\1", source).split())
+    return None if re.search(r"[\\{}$^_]", text) else text
+
+
+def ion(arguments: Arguments) -> str:
+    """{{chem|SO|4|2-}}: "SO4²⁻"; a last part with a sign is the charge."""
+    *parts, last = arguments.positional or [""]
+    return "".join(parts) + (superscript(last) if last[-1:] in ("+", "-", "−") else last)
+
+
+def authors(arguments: Arguments) -> str | None:
+    """{{harvtxt|Smith|Jones|2001}}: "Smith & Jones (2001)"."""
+    *names, year = arguments.positional or [""]
+    if not names:
+        return None
+    if len(names) > 3:
+        return f"{names[0]} et al. ({year})"
+    return " & ".join(part for part in (", ".join(names[:-1]), names[-1]) if part) + f" ({year})"
 
 
 def date(arguments: Arguments) -> str | None:
@@ -265,12 +295,13 @@ def items(arguments: Arguments) -> str | None:
 
 # Always the same text.
 CONSTANTS = {
-    "!": "|", "=": "=", "pipe": "|", "'": "'", "'s": "'s", "' \"": "'\"", "\" '": "\"'", "-'": "'", '-"': '"',
+    "!": "|", "=": "=", "pipe": "|", "'": "&#39;", "'s": "&#39;s", "' \"": "&#39;\"", "\" '": "\"&#39;",
+    "-'": "&#39;", '-"': '"',
     "nbsp": " ", "space": " ", "spaces": " ", "thinsp": " ", "thin space": " ", "hair space": " ", "nnbsp": " ",
     "0": "", "shy": "", "wbr": "", "zwj": "", "zwnj": "", "ndash": "–", "en dash": "–", "mdash": "—", "em dash": "—",
     "mdashb": "—", "snd": " – ", "spnd": " – ", "snds": " – ", "spaced ndash": " – ", "spaced en dash": " – ",
     "spaced mdash": " — ", "·": " · ", "•": " • ", "middot": " · ", "bull": " • ", "dot": " · ", "okina": "ʻ",
-    "hamza": "ʼ", "ayin": "ʿ", "pi": "π", "eqm": "⇌",
+    "carbon": "C", "hydrogen": "H", "nitrogen": "N", "oxygen": "O", "hamza": "ʼ", "ayin": "ʿ", "pi": "π", "eqm": "⇌",
     "gamma": "γ", "degree": "°", "deg": "°", "±": "±", "ampersand": "&",
     "euro": "€", "gbp": "£", "usd": "US$", "aud": "A$", "cad": "C$", "inr": "₹", "jpy": "¥", "yen": "¥",
     "x10": "×10", "ell": "ℓ", "crlf": " ", "break": " ", "br": " ", "clr": "", "vol.": "vol.", "p.": "p.",
@@ -330,6 +361,7 @@ FUNCTIONS: dict[str, Function] = {
     "circa": lambda arguments: " – ".join(f"c. {year}" for year in arguments.positional[:2]) or "c.",
     "c.": lambda arguments: f"c. {arguments.get(1)}".strip(),
     "ca.": lambda arguments: f"c. {arguments.get(1)}".strip(),
+    "harvtxt": authors,
     "floruit": lambda arguments: f"fl. {arguments.get(1)}".strip(),
     "fl.": lambda arguments: f"fl. {arguments.get(1)}".strip(),
     "reign": lambda arguments: "r. " + "–".join(arguments.positional[:2]),
@@ -340,8 +372,8 @@ FUNCTIONS: dict[str, Function] = {
     "pow": lambda arguments: arguments.get(1) + superscript(arguments.get(2)),
     "sub": lambda arguments: arguments.get(1),
     "e": lambda arguments: f"×10{superscript(arguments.get(1))}",
-    "chem": lambda arguments: "".join(arguments.positional),
-    "chem2": lambda arguments: arguments.get(1),
+    "chem": ion,
+    "chem2": lambda arguments: reaction(arguments.get(1)),
     "simplenuclide": lambda arguments: "-".join(arguments.positional[:2]),
     "simplenuclide2": lambda arguments: "-".join(arguments.positional[:2]),
     "nuclide2": lambda arguments: "-".join(arguments.positional[:2]),

@@ -29,7 +29,7 @@ from data.wikitext import is_disambiguation, is_redirect, plain_text
 from runkit.errors import UserError, run_main
 from runkit.progress import print_line
 
-FORMAT = 1  # raised when the same dump gives other text
+FORMAT = 2  # raised when the same dump gives other text
 READ_BYTES = 1 << 20
 PROBE_BYTES = 2 << 20  # has the first stream, the site's description, and a block (at most 900 kB) of the second
 BLOCK_BYTES = 4 << 20  # of XML for a worker at a time: about half a second

@@ -1,8 +1,9 @@
 """Wikitext to the prose that a reader sees.
 
 `plain_text(wikitext)` gives paragraphs, one a line: no markup, tables, references, boxes, headings or captions;
-sections of links and sources (DROPPED_SECTIONS) are left out, and so are list items that are not sentences. Templates
-inside sentences become their text (wiki_templates.py), all others go, with the brackets and blanks that they leave.
+sections of links and sources (DROPPED_SECTIONS) are left out, and so are lists of names that no sentence leads in to.
+Templates inside sentences become their text (wiki_templates.py), and so do formulas (wiki_formulas.py); all others go,
+with the brackets and blanks that they leave. A sentence goes with the formula, table or list that it would end without.
 
 The text is passed over with regular expressions that cannot backtrack far (possessive quantifiers) and with one scan
 for each kind of nested markup, so that time grows with the length of the text however broken it is. Where something is
@@ -10,15 +11,20 @@ opened and never closed, the mark goes and the text stays.
 """
 
 import html
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from html.entities import html5
 
-from data.wiki_templates import Arguments, is_kept, render, superscript
+from data.wiki_formulas import formula_text
+from data.wiki_templates import RAISED, Arguments, is_kept, reaction, render, superscript
 
-# Stands where something was taken out, until punctuation around it has been repaired; XML does not allow it in a text.
-GONE = "\x00"
+# Marks that stand in the text until paragraphs() has it; XML does not allow them there.
+GONE = "\x00"  # something was taken out: punctuation around it is to be repaired
+LOST = "\x01"  # a formula was taken out: the sentence that it was part of is not whole
+OUT = "\x02"  # a table or code was taken out: a line that ends with ":" led in to it
+BREAK = "\x03"  # a heading: no sentence goes on behind it
 
 MAX_DEPTH = 12  # of templates within templates that are written out; each level is read once more
 
@@ -42,9 +48,11 @@ DROPPED_ELEMENTS = (
 )
 
 COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
+INLINE_CODE = re.compile(r"<(?:source|syntaxhighlight)\b[^<>]*?\binline\b", re.IGNORECASE)
+FORMULA_TAG = re.compile(r"<(math|chem|ce)\b", re.IGNORECASE)
+BLOCK_TAG = re.compile(r"<(?:source|syntaxhighlight|pre|table|gallery|timeline|graph|imagemap)\b", re.IGNORECASE)
 ELEMENT_TAG = re.compile(rf"<(/?)({DROPPED_ELEMENTS})\b([^<>]*+)>", re.IGNORECASE)
-PLAIN_MATH = re.compile(r"(?:[^\W_]|[ +\-=,.()'!/]){1,30}")  # reads the same as text; TeX commands and scripts do not
-SCRIPT_TAG = re.compile(r"<sup(?:\s[^<>]*+)?>\s*([-+−]?\d++)\s*</sup\s*>", re.IGNORECASE)
+SCRIPT_TAG = re.compile(rf"<sup(?:\s[^<>]*+)?>\s*({RAISED})\s*</sup\s*>", re.IGNORECASE)
 BREAK_TAG = re.compile(r"</?(?:br|p|div|blockquote|li|ul|ol|dl|dd|dt|hr|center|poem)\b[^<>]*+>", re.IGNORECASE)
 TAG = re.compile(r"</?[A-Za-z][^<>]*+>")
 CUT_TAG = re.compile(
@@ -59,6 +67,7 @@ PARAMETER = re.compile(r"\{\{\{[^{}|\n]*+(?:\|([^{}\n]*+))?\}\}\}")
 UNCLOSED_TEMPLATE = re.compile(r"\{\{[^\n]*+")
 ARGUMENT_MARKS = re.compile(r"\{\{|\}\}|\[\[|\]\]|\|")
 NAMED_ARGUMENT = re.compile(r"\s*+([\w -]{1,40}?)\s*+=(.*)", re.DOTALL)
+PREFORMATTED = re.compile(r"^ [^\n]*+(?:\n [^\n]*+)*+", re.MULTILINE)
 TABLE_MARKS = re.compile(r"^[ \t:*#]*+\{\||^[ \t]*+\|\}(?!\})", re.MULTILINE)
 
 # [[label]], [[target|label]]: the label stays. Targets with ":" may be files, categories, other languages.
@@ -84,12 +93,15 @@ VARIANT = re.compile(r"-\{([^{}\n]*+)\}-")
 ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 
 NOWIKI = re.compile(r"<(/?)nowiki\s*+(/?)>", re.IGNORECASE)
+FORMULAS = {"math": formula_text, "chem": reaction, "ce": reaction}
 SPECIAL = {ord(letter): f"&#{ord(letter)};" for letter in "[]{}|'<>=*#:;_&!"}
 
 
 def plain_text(wikitext: str) -> str:
     """The paragraphs of an article, one a line, in order; "" when there is no prose."""
-    text = wikitext.replace(GONE, "")
+    text = wikitext
+    for mark in (GONE, LOST, OUT, BREAK):
+        text = text.replace(mark, "")
     if "<!--" in text:
         text = COMMENT.sub("", text)
     if "nowiki" in text.lower():
@@ -99,9 +111,11 @@ def plain_text(wikitext: str) -> str:
     text = expand_templates(text)
     if "{|" in text:
         text = drop_tables(text)
+    if "\n " in text:
+        text = PREFORMATTED.sub(_preformatted, text)
     text = resolve_links(text)
-    text = resolve_tags(text)
     text = resolve_quotes(text)
+    text = resolve_tags(text)
     if "__" in text:
         text = MAGIC_WORD.sub("", text)
     if "-{" in text:
@@ -148,17 +162,6 @@ def _tokens(pattern: re.Pattern[str], text: str, opening: str) -> Iterator[Token
         yield "", match[0].endswith(opening), match.start(), match.end()
 
 
-def _without(text: str, spans: Iterable[tuple[int, int]]) -> str:
-    """GONE in the place of each span."""
-    parts = []
-    position = 0
-    for start, end in spans:
-        parts += (text[position:start], GONE)
-        position = end
-    parts.append(text[position:])
-    return "".join(parts)
-
-
 # ------------------------------------------------------------------------------------------ the steps, in order
 
 
@@ -191,11 +194,15 @@ def drop_sections(text: str) -> str:
         if not dropping:
             parts.append(text[position : match.start()])
         if not dropping or level <= dropping:
-            dropping = level if _heading_name(name) in DROPPED_SECTIONS else 0
+            dropping = level if _is_dropped(_heading_name(name)) else 0
         position = match.end()
     if not dropping:
         parts.append(text[position:])
-    return "\n".join(parts)
+    return BREAK.join(parts)
+
+
+def _is_dropped(name: str) -> bool:
+    return name in DROPPED_SECTIONS or name.endswith(" bibliography")
 
 
 def _heading_name(heading: str) -> str:
@@ -203,7 +210,7 @@ def _heading_name(heading: str) -> str:
 
 
 def drop_elements(text: str) -> str:
-    """Without DROPPED_ELEMENTS; formulas that read the same as text stay."""
+    """Without DROPPED_ELEMENTS; formulas and code inside of sentences become text."""
     tags = list(ELEMENT_TAG.finditer(text))
     if not tags:
         return text
@@ -233,11 +240,16 @@ def drop_elements(text: str) -> str:
 
 
 def _element_text(text: str, start: int, end: int) -> str:
-    if text.startswith("<math", start):
-        formula = text[text.find(">", start) + 1 : text.rfind("<", start, end)].replace("~", " ").strip()
-        if PLAIN_MATH.fullmatch(formula):
-            return formula
-    return GONE
+    if BLOCK_TAG.match(text, start):
+        if not INLINE_CODE.match(text, start, end):
+            return OUT
+        return text[text.find(">", start) + 1 : text.rfind("<", start, end)].translate(SPECIAL)
+    name = FORMULA_TAG.match(text, start)
+    source = unescape(text[text.find(">", start) + 1 : text.rfind("<", start, end)])
+    if name is None or not source.strip():
+        return GONE
+    formula = FORMULAS[name[1].lower()](source)
+    return LOST if formula is None else formula.translate(SPECIAL)
 
 
 def expand_templates(text: str, depth: int = 0) -> str:
@@ -300,7 +312,21 @@ def _arguments(text: str, depth: int) -> Arguments:
 
 def drop_tables(text: str) -> str:
     """Without {| tables |}, nested ones included."""
-    return _without(text, closed_spans(_tokens(TABLE_MARKS, text, "{|")))
+    parts = []
+    position = 0
+    for start, end in closed_spans(_tokens(TABLE_MARKS, text, "{|")):
+        parts += (text[position:start], OUT)
+        position = end
+    parts.append(text[position:])
+    return "".join(parts)
+
+
+def _preformatted(match: re.Match[str]) -> str:
+    """Lines that begin with a blank are code, unless they read like prose."""
+    words = TAG.sub("", match[0]).replace(GONE, "").split()
+    if len(words) >= MIN_LINE_WORDS * (match[0].count("\n") + 1) and SENTENCE_END.search(words[-1]):
+        return match[0]
+    return OUT if words and not words[0].startswith("[[") else ""
 
 
 def resolve_links(text: str) -> str:
@@ -380,7 +406,8 @@ GAP_OPENING = re.compile(r"([(\[]) ?\x00[ ,;:/]*+")
 GAP_CLOSING = re.compile(r"(?<![ \n,;:/])[ \n,;:/]*+\x00 ?([)\]])")
 GAP_AT_START = re.compile(r"^ ?\x00 ?[,;:.]? ?", re.MULTILINE)
 GAP_BEFORE_BRACKET = re.compile(r"\x00 ?[)\]]")
-GAP_BEFORE_MARK = re.compile(r"\x00 ?(?=[,.;:!?)\]'’”\"])")
+# A straight quotation mark behind a gap and a blank is one that opens.
+GAP_BEFORE_MARK = re.compile(r"\x00(?: ?(?=[,.;:!?)\]’”])|(?=['\"]))")
 UNTIDY_BRACKETS = re.compile(r"\([ ,;:]*+\)|\[[ ,;:]*+\]|\([ ,;]")
 EMPTY_BRACKETS = re.compile(r" ?(?:\([ ,;:]*+\)|\[[ ,;:]*+\])")
 BRACKET_START = re.compile(r"\([ ,;]++")
@@ -410,34 +437,145 @@ def repair(text: str) -> str:
 # ------------------------------------------------------------------------------------------------------- lines
 
 SENTENCE_END = re.compile(r"[.!?…;:,][\"'”’»)\]]*+$")
+FULL_STOP = re.compile(r"[.!?…][\"'”’»)\]]*+$")
+# Between sentences. A short word before the stop may be an abbreviation.
+SENTENCE_BREAK = re.compile(r"(?:\w\w\w|[\"'”’»)\]%\d])[.!?][\"'”’»)\]]*+ (?![a-z])")
 SOURCE_MARK = re.compile(r"\bISBN\b|\bISSN\b|\bOCLC\b|\bdoi:|https?://", re.IGNORECASE)
+MIN_LINE_WORDS = 6  # of preformatted prose, on average
 MIN_ITEM_WORDS = 4  # of a list item that ends like a sentence
 MIN_OPEN_ITEM_WORDS = 10  # of one that does not, which then gets a full stop: sentences are found by it later
+MAX_NAMES = 30  # items that are no sentences, in a list that a sentence leads in to
 LIST_MARKS = "*#:; \t"
+
+# "prose" and its line; "list" and its items behind "*", "#" or ":"; "lost", "out", "break" for marks
+Block = tuple[str, list[str]]
 
 
 def paragraphs(text: str) -> Iterator[str]:
     """The lines that are prose: single blanks, no list marks, no remains of tables."""
-    for line in text.split("\n"):
+    lead: str | None = None  # a line that may lead in to what follows
+    missing = ""  # "lost" or "out": what it may have led in to is not there
+    for (kind, lines), (next_kind, next_lines) in itertools.pairwise([*_blocks(text), ("break", []), ("break", [])]):
+        found: list[str] = []
+        if kind in ("lost", "out"):
+            missing = kind if missing != "lost" else missing
+            continue
+        if kind == "list":
+            found = _list(lines, lead, goes_on=next_kind == "prose" and next_lines[0][0].islower())
+        if lead is not None:
+            holds = bool(found) or (kind == "prose" and not missing)
+            if not holds and (lead.endswith(":") or (missing == "lost" and not FULL_STOP.search(lead))):
+                lead = _without_sentence(lead, -1)
+            if lead:
+                yield lead
+        yield from found
+        lead = None
+        if kind == "prose":
+            # "where m is the mass" goes with its formula.
+            goes = missing == "lost" and lines[0][0].islower()
+            lead = _without_sentence(lines[0], 0) if goes else lines[0]
+        missing = "lost" if kind == "list" and not found and lines[0][0] == ":" else ""
+
+
+def _blocks(text: str) -> Iterator[Block]:
+    """Consecutive lines of one kind; each line of prose by itself."""
+    items: list[str] = []
+    term = ""  # of "; term", which ": definition" may follow; else it is a heading
+    for line in text.replace(OUT, f"\n{OUT}\n").replace(BREAK, f"\n{BREAK}\n").split("\n"):
         first = line[:1]
         if not first or first == "|" or line.startswith(("{|", "!!")):
             continue
-        words = line.split()
-        if first in "*#:;":
-            if item := _item(line.lstrip(LIST_MARKS).split()):
-                yield item
-        elif words and any(map(str.isalnum, line)) and not (len(words) < MIN_ITEM_WORDS and words[-1].endswith(":")):
-            yield " ".join(words)
+        content = " ".join((line.lstrip(LIST_MARKS) if first in "*#:;" else line).split())
+        if LOST in content:
+            content = _whole_sentences(content) or LOST
+        if content == LOST:
+            kind = "lost"
+        elif content == OUT or (first == ":" and not content):
+            kind = "out"
+        elif content == BREAK:
+            kind = "break"
+        elif not any(map(str.isalnum, content)):
+            continue
+        else:
+            kind = "list" if first in "*#:;" else "prose"
+        if term and (kind, first) == ("list", ":"):
+            content, term = f"{term}: {content}", ""
+        if items and (term or kind != "list"):
+            yield "list", items
+            items = []
+        if term:
+            yield "break", []
+            term = ""
+        if kind != "list":
+            yield kind, [content]
+        elif first == ";" and ":" not in content:
+            term = content
+        else:
+            items.append(f"{':' if first == ';' else first}{content}")
+    if items:
+        yield "list", items
 
 
-def _item(words: list[str]) -> str:
-    """A list item that is a sentence; "" for links, names, titles of works and other sources."""
-    item = " ".join(words)
-    if len(words) < MIN_ITEM_WORDS or SOURCE_MARK.search(item):
-        return ""
-    if SENTENCE_END.search(item):
-        return item
-    return f"{item}." if len(words) >= MIN_OPEN_ITEM_WORDS else ""
+def _list(items: list[str], lead: str | None, goes_on: bool) -> list[str]:
+    """What is kept of a list, as lines: all of it, its sentences, or nothing.
+
+    lead: the line before it. goes_on: whether the line behind it goes on with the sentence.
+    """
+    indented = items[0][0] == ":"
+    texts = [item[1:] for item in items if not SOURCE_MARK.search(item)]
+    sentences = [text for text in texts if _is_sentence(text)]
+    n_names = len(texts) - len(sentences)
+    led_in = lead is not None and (lead.endswith(":") or (indented and not FULL_STOP.search(lead)))
+    if (led_in or (indented and goes_on)) and n_names <= MAX_NAMES:
+        if texts and not sentences and not indented:
+            return [_enumeration(texts)]
+    elif indented:
+        texts = sentences
+    elif n_names > len(sentences):
+        texts = [text for text in sentences if FULL_STOP.search(text) and text[-1] != ")"]
+    else:
+        texts = [text for text in texts if _n_words(text) >= MIN_ITEM_WORDS]
+    lines = list(map(_stopped, texts))
+    if lines and goes_on:
+        lines[-1] = texts[-1]
+    return lines
+
+
+def _n_words(text: str) -> int:
+    return text.count(" ") + 1
+
+
+def _is_sentence(text: str) -> bool:
+    n_words = _n_words(text)
+    return n_words >= MIN_OPEN_ITEM_WORDS or (n_words >= MIN_ITEM_WORDS and SENTENCE_END.search(text) is not None)
+
+
+def _stopped(item: str) -> str:
+    """With a full stop: sentences are found by it later."""
+    return item if SENTENCE_END.search(item) or item.endswith((" or", " and")) else f"{item}."
+
+
+def _enumeration(names: list[str]) -> str:
+    """Names as one line that ends the sentence before it: "Berber, Chadic, Omotic."."""
+    names = [name.rstrip(" .,;") for name in names]
+    return ("; " if any("," in name for name in names) else ", ").join(names) + "."
+
+
+def _sentences(line: str) -> list[str]:
+    ends = [match.end() for match in SENTENCE_BREAK.finditer(line)]
+    return [line[start:end] for start, end in itertools.pairwise([0, *ends, len(line)])]
+
+
+def _without_sentence(line: str, position: int) -> str:
+    """Without its first (0) or last (-1) sentence."""
+    sentences = _sentences(line)
+    del sentences[position]
+    return "".join(sentences).strip()
+
+
+def _whole_sentences(line: str) -> str:
+    """The sentences that have lost nothing."""
+    return "".join(sentence for sentence in _sentences(line) if LOST not in sentence).strip()
 
 
 # ----------------------------------------------------------------------------------------------- kinds of pages
