@@ -11,6 +11,7 @@ Two ways in, never mixed up:
 """
 
 import contextlib
+import copy
 import glob
 import os
 import re
@@ -28,7 +29,7 @@ from bert_tf.precision import LossScale
 from bert_tf.tokenization import load_vocab
 from runkit.errors import UserError
 from runkit.files import read_json
-from runkit.store import CheckpointStore
+from runkit.store import REMEDIES, CheckpointStore
 
 GLOBAL_STEP = "global_step"
 WORD_EMBEDDINGS = "bert/embeddings/word_embeddings"
@@ -191,7 +192,8 @@ def _naming_errors(verb: str, prefix: str | os.PathLike) -> Iterator[None]:
         yield
     except (tf.errors.OpError, OSError, IndexError, ValueError) as error:  # the reader raises all of these
         cause = re.sub(r"\{\{.*?\}\} ?| \[Op:\w+\]", "", str(error)).splitlines()[0]  # less the graph node
-        raise UserError(f"cannot {verb} the checkpoint {os.fspath(prefix)}: {cause}") from error
+        refusal = next((OSError(code, os.strerror(code)) for code in REMEDIES if os.strerror(code) in cause), None)
+        raise UserError(f"cannot {verb} the checkpoint {os.fspath(prefix)}: {cause}") from refusal or error
 
 
 def _listing(names: Sequence[str], limit: int = 8) -> str:
@@ -245,6 +247,31 @@ def load_weights(
     from it, shapes differ, or it has more layers than the model.
     """
     reader = open_checkpoint(path)
+    report = compare_weights(variables, reader, allow_missing, allow_other_shape)
+    by_name = {variable_name(variable): variable for variable in variables}
+    values = reader.read(report.matched)  # all read before the first is assigned
+    integers = [name for name, value in values.items() if not tf.as_dtype(value.dtype).is_floating]
+    if integers:
+        raise UserError(
+            f"{reader.source}: {integers[0]} is {values[integers[0]].dtype}, not floating point; quantised weights "
+            "cannot be used"
+        )
+    for name, value in values.items():
+        by_name[name].assign(tf.cast(value, by_name[name].dtype))
+    return report
+
+
+def compare_weights(
+    variables: Sequence[Any],
+    reader: Reader,
+    allow_missing: Sequence[str] = (),
+    allow_other_shape: Sequence[str] = (),
+) -> LoadReport:
+    """What load_weights would do, by names and shapes alone: no tensor is read.
+
+    variables: anything with `name` and `shape`. Raises UserError where load_weights would for missing names, other
+    shapes and more layers.
+    """
     shapes = reader.shapes
     by_name = {variable_name(variable): variable for variable in variables}
     weights = {name for name in shapes if not is_training_state(name)}
@@ -259,16 +286,6 @@ def load_weights(
     _check_shapes(reader.source, {name: by_name[name] for name in matched}, shapes)
     if 0 < _layer_count(by_name) < _layer_count(weights):
         raise UserError(f"{reader.source} has more layers than the model: {_layer_hint(by_name, weights)}")
-
-    values = reader.read(matched)  # all read before the first is assigned
-    integers = [name for name, value in values.items() if not tf.as_dtype(value.dtype).is_floating]
-    if integers:
-        raise UserError(
-            f"{reader.source}: {integers[0]} is {values[integers[0]].dtype}, not floating point; quantised weights "
-            "cannot be used"
-        )
-    for name, value in values.items():
-        by_name[name].assign(tf.cast(value, by_name[name].dtype))
     return LoadReport(
         source=reader.source,
         matched=matched,
@@ -390,24 +407,39 @@ def check_files(
 
 
 # ----------------------------------------------------------------------------------- the whole training state
-def save_training_state(
-    store: CheckpointStore,
+class Snapshot(NamedTuple):
+    """Everything that the next update depends on, in memory of its own that later updates do not change."""
+
+    step: int
+    tensors: dict[str, tf.Tensor]  # by name on disk, on the CPU
+    state: dict[str, Any]
+
+
+def take_snapshot(
     step: int,
     model_variables: Sequence[tf.Variable],
     optimizer: Optimizer,
     loss_scale: LossScale,
     state: dict[str, Any],
-) -> Path:
-    """Saves everything that the next update depends on; returns the checkpoint's prefix.
+) -> Snapshot:
+    """Copies the training state, between two updates, to be written while training goes on.
 
     state: plain JSON, what the caller needs beside the tensors (data position, seed, ...).
-
-    Raises UserError, with the previous checkpoint untouched, when a value is NaN or infinite or the disk is
-    full.
     """
     if step != int(optimizer.step):
         raise ValueError(f"step {step} is to be saved, but the optimizer counts {int(optimizer.step)}")
-    tensors = _training_tensors(model_variables, optimizer, loss_scale)
+    variables = _training_tensors(model_variables, optimizer, loss_scale)
+    with tf.device("/CPU:0"):
+        tensors = {name: tf.raw_ops.DeepCopy(x=variable) for name, variable in variables.items()}
+    return Snapshot(step, tensors, copy.deepcopy(state))
+
+
+def write_snapshot(store: CheckpointStore, snapshot: Snapshot, best: int | None = None) -> Path:
+    """Saves a snapshot, in any thread; returns the checkpoint's prefix. best: see CheckpointStore.save.
+
+    Raises UserError, with the checkpoints before untouched, when a value is NaN or infinite or the disk refuses.
+    """
+    step, tensors, state = snapshot
     broken = [name for name, value in tensors.items() if value.dtype.is_floating and not _all_finite(value)]
     if broken:
         raise UserError(
@@ -415,7 +447,7 @@ def save_training_state(
             f"infinity ({_listing(broken)}). The last checkpoint in {store.directory} is untouched; resume "
             "from it with a lower learning_rate"
         )
-    return store.save(step, lambda prefix: write_tensors(prefix, tensors), state)
+    return store.save(step, lambda prefix: write_tensors(prefix, tensors), state, best)
 
 
 def restore_training_state(
@@ -424,7 +456,7 @@ def restore_training_state(
     optimizer: Optimizer,
     loss_scale: LossScale,
 ) -> dict[str, Any] | None:
-    """Restores what save_training_state saved last and returns its `state`; None where nothing was saved yet.
+    """Restores what write_snapshot saved last and returns its `state`; None where nothing was saved yet.
 
     A run may go on in another precision: a loss scale is restored where both sides have one, else it starts
     anew. Raises UserError when the folder's checkpoints are all damaged, or belong to another model.

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from bert_tf.input_pipeline import permutation
+from bert_tf.input_pipeline import PARSE_ERRORS, permutation
 from bert_tf.records import Feature, TFRecordWriter, encode_example, iter_tfrecord
 from runkit.errors import UserError
 from runkit.files import read_json, sha256_file, write_json
@@ -225,12 +225,11 @@ def training_batches(
 ) -> Iterator[list[TaskBatch]]:
     """This rank's micro-batches of each update from number `start` on, without end.
 
-    Micro-step n of an update gives a rank the slice n * size + rank of batch_size features.
+    An update's features are cut into micro-batches of batch_size; this rank gets number rank, rank + size, ...
     """
     update = start
     while True:
-        indices = order.indices(update)
-        slices = indices.reshape(-1, size, batch_size)[:, rank]
+        slices = order.indices(update).reshape(-1, batch_size)[rank::size]
         yield [features.batch(part, bucket_of(int(features.lengths[part].max()), buckets)) for part in slices]
         update += 1
 
@@ -343,8 +342,11 @@ def read_features(path: str | os.PathLike, kind: LabelKind, max_seq_length: int)
         while chunk := [record for _, record in zip(range(READ_RECORDS), records, strict=False)]:
             try:
                 parsed = {name: value.numpy() for name, value in tf.io.parse_example(chunk, schema).items()}
-            except tf.errors.InvalidArgumentError as error:
-                raise UserError(f"{path}: records of another schema or length: {error.message}") from error
+            except PARSE_ERRORS as error:
+                cause = getattr(error, "message", "one is damaged")
+                raise UserError(f"{path}: records of another schema or length: {cause}") from error
+            if not _are_features(parsed, kind).all():
+                raise UserError(f"{path}: holds values that are no features; remove it, it is made again")
             for row in range(len(chunk)):
                 n = int(parsed["input_mask"][row].sum())
                 if kind == SPAN:
@@ -356,6 +358,23 @@ def read_features(path: str | os.PathLike, kind: LabelKind, max_seq_length: int)
                 yield Feature(parsed["input_ids"][row, :n].tolist(), parsed["segment_ids"][row, :n].tolist(), label)
 
     return FeatureSet(rows(), kind)
+
+
+def _are_features(parsed: dict[str, np.ndarray], kind: LabelKind) -> np.ndarray:
+    """Whether values fit together and into the types of a FeatureSet, [R] bool for R records."""
+
+    def below(name: str, end: int | np.ndarray) -> np.ndarray:
+        return ((parsed[name] >= 0) & (parsed[name] < end)).all(1)
+
+    mask = parsed["input_mask"]  # [R, S]
+    n = np.count_nonzero(mask, axis=1)[:, None]  # [R, 1] tokens
+    good = (mask == (np.arange(mask.shape[1]) < n)).all(1) & below("input_ids", 1 << 31) & below("segment_ids", 256)
+    if kind == SPAN:
+        ordered = parsed["start_positions"] <= parsed["end_positions"]
+        return good & ordered.all(1) & below("start_positions", n) & below("end_positions", n)
+    if kind == VALUE:
+        return good & np.isfinite(parsed["label_values"]).all(1)
+    return good & below("label_ids", 1 << 31)
 
 
 def stored_features(

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
-from bert_tf import checkpoint, distributed, kernels, runs, schedules
+from bert_tf import checkpoint, kernels, plan, runs, schedules
 from bert_tf.distributed import Distributed
 from bert_tf.features import (
     FeatureSet,
@@ -73,7 +73,9 @@ def define_flags(
 ) -> None:
     """The flags of all fine-tuning mains, with the defaults of one; shown by flags.adopt_module_key_flags."""
     runs.define_flags()
+    plan.define_flags()
     flags.adopt_module_key_flags(runs)
+    flags.adopt_module_key_flags(plan)
     string, integer, real, boolean = flags.DEFINE_string, flags.DEFINE_integer, flags.DEFINE_float, flags.DEFINE_bool
     string("vocab_file", None, "WordPiece vocabulary, one token a line", required=True)
     boolean("do_lower_case", do_lower_case, "lower-case the text and strip accents: True for uncased models")
@@ -124,21 +126,25 @@ class Session:
 
 
 def open_session(
-    stack: contextlib.ExitStack, main_module: Any, task: str, labels: Sequence[str], optimizer_type: str = "adam"
+    group: Distributed,
+    stack: contextlib.ExitStack,
+    main_module: Any,
+    task: str,
+    labels: Sequence[str],
+    optimizer_type: str = "adam",
 ) -> Session:
-    """Joins the processes, locks output_dir, and checks everything that can be checked before data are read.
+    """Locks output_dir and checks everything that can be checked before data are read.
 
     labels: names in index order, empty where the task has none; they are saved with the model, and a checkpoint that
     was fine-tuned with others is refused.
     """
     _check_numbers()
-    group = distributed.init(FLAGS.horovod)
     precision = runs.choose_precision()
     precision.activate()
     output_dir = Path(FLAGS.output_dir)
     if group.is_root:
         stack.enter_context(locked_directory(output_dir, "fine-tuning"))
-    store = CheckpointStore(output_dir, keep=FLAGS.keep_checkpoints)
+    store = runs.open_store(output_dir)
     log = runs.open_log(output_dir, group.rank, bool(store.steps()), METRICS)
     stack.callback(log.close)
 
@@ -184,6 +190,11 @@ def _check_numbers() -> None:
         raise UserError(f"warmup_proportion is {FLAGS.warmup_proportion}; it must be at least 0 and below 1")
     if not FLAGS.learning_rate < math.inf:
         raise UserError(f"learning_rate is {FLAGS.learning_rate}; it must be a finite number")
+
+
+def flag_checks() -> list[Callable[[], None]]:
+    """What is refused by the flags alone, each by itself, for a plan that tells all of it."""
+    return [_check_numbers, lambda: _check_case(FLAGS.init_checkpoint or "", FLAGS.do_lower_case)]
 
 
 def _check_case(init_checkpoint: str, do_lower_case: bool) -> None:
@@ -292,23 +303,23 @@ def train(
     A resume must have the same features, global batch and order, for a position in the data is a number of updates;
     another learning rate or number of epochs is warned of.
     """
-    group, log, n = session.group, session.log, FLAGS.num_accumulation_steps
-    global_batch = FLAGS.train_batch_size * n * group.size
-    total = max(1, int(n_examples / global_batch * FLAGS.num_train_epochs))
-    warmup, peak = int(total * FLAGS.warmup_proportion), FLAGS.learning_rate * group.size
-    schedule = schedules.create_schedule(canonical_name(optimizer_type), peak, warmup, total)
-    log.info(
-        f"{n_examples} examples, {len(features)} sequences; {total} updates of {global_batch} "
-        f"({FLAGS.train_batch_size} x {n} accumulation steps x {group.size} processes), warm-up {warmup}, "
-        f"effective learning rate {peak:g}"
-    )
-
+    group, log = session.group, session.log
     optimizer = create_optimizer(optimizer_type, weights.masters)
-    loss_scale = LossScale(session.precision.loss_scaling, FLAGS.init_loss_scale)
-    position = {"training_features": features.digest(), "global_batch_size": global_batch, "bucket": FLAGS.bucket}
-    identity = session.identity | position
+    loss_scale = LossScale(
+        session.precision.loss_scaling, FLAGS.init_loss_scale, max_consecutive_skips=FLAGS.nonfinite_patience
+    )
+    identity = session.identity | {"training_features": features.digest(), "bucket": FLAGS.bucket}
     state = runs.start_or_resume(
         session.store, weights, optimizer, loss_scale, identity, group, log, new_head=[model.HEAD]
+    )
+    global_batch = runs.global_batch(state, group, log)
+    total = max(1, int(n_examples / global_batch.size * FLAGS.num_train_epochs))
+    warmup, peak = int(total * FLAGS.warmup_proportion), FLAGS.learning_rate * global_batch.rate_factor
+    schedule = schedules.create_schedule(canonical_name(optimizer_type), peak, warmup, total)
+    log.info(
+        f"{n_examples} examples, {len(features)} sequences; {total} updates of {global_batch.size} "
+        f"({global_batch.micro_batches} micro-batches of {FLAGS.train_batch_size} on {group.size} processes), "
+        f"warm-up {warmup}, effective learning rate {peak:g}"
     )
     for key, value in (("effective_learning_rate", peak), ("num_train_steps", total)):
         if state.setdefault(key, value) != value:
@@ -323,7 +334,7 @@ def train(
         group,
         weights,
         log,
-        global_batch_size=global_batch,
+        global_batch_size=global_batch.size,
         effective_learning_rate=peak,
         num_train_steps=total,
         num_warmup_steps=warmup,
@@ -336,7 +347,7 @@ def train(
 
     figures = {
         "steps": total,
-        "global_batch_size": global_batch,
+        "global_batch_size": global_batch.size,
         "learning_rate": peak,
         "precision": session.precision.name,
     }
@@ -351,26 +362,30 @@ def train(
         optimizer,
         loss_scale,
         group,
-        n,
-        allreduce_post_accumulation=True,
+        global_batch.micro_batches,
         compression=compression,
         use_xla=session.use_xla,
         seed=FLAGS.seed,
         batch_spec=batch_spec(features.kind),
     )
-    order = TrainingOrder(features.lengths, FLAGS.seed, global_batch, total, by_length=FLAGS.bucket)
+    order = TrainingOrder(features.lengths, FLAGS.seed, global_batch.size, total, by_length=FLAGS.bucket)
     figures |= runs.train(
         step,
         training_batches(features, order, buckets, state["updates"], FLAGS.train_batch_size, group.rank, group.size),
         schedule,
         total,
-        global_batch,
+        global_batch.size,
         state,
         session.store,
         log,
         no_sums=NO_TASK_SUMS,
         line_values=line_values,
         console_text=lambda values: f"loss {values['avg_loss_step']:.4f}  accuracy {100 * values['accuracy']:.1f}%",
+        batch_names=lambda state: [
+            f"feature {index}"
+            for part in order.indices(state["updates"]).reshape(-1, FLAGS.train_batch_size)[group.rank :: group.size]
+            for index in part
+        ],
         save_steps=FLAGS.save_checkpoints_steps,
         display_steps=FLAGS.display_loss_steps,
     )
@@ -393,10 +408,18 @@ def line_values(now: TaskSums, since_last_line: TaskSums) -> dict[str, float]:
 def load_trained(session: Session, model: tf.Module, weights: ComputeWeights) -> dict[str, Any]:
     """Loads what is to predict when nothing was trained: --init_checkpoint, else the newest of output_dir.
 
-    Returns the summary so far: the checkpoint's step (0 where it says none), and for output_dir's own what its earlier
-    summary says. Raises UserError when there is neither, it lacks the task's
+    The root reads, the others receive. Returns the summary so far: the checkpoint's step (0 where it says none), and
+    for output_dir's own what its earlier summary says. Raises UserError when there is neither, it lacks the task's
     head, or it was fine-tuned for other labels, unless --allow_random_weights.
     """
+    group = session.group
+    summary = group.broadcast_json(_load_trained(session, model, weights) if group.is_root else {})
+    group.broadcast(weights.masters)
+    weights.refresh_all()
+    return summary
+
+
+def _load_trained(session: Session, model: tf.Module, weights: ComputeWeights) -> dict[str, Any]:
     log, path = session.log, FLAGS.init_checkpoint
     if not path and session.store.steps():
         path = str(session.output_dir)
@@ -406,7 +429,6 @@ def load_trained(session: Session, model: tf.Module, weights: ComputeWeights) ->
                 f"nothing to predict with: {session.output_dir} holds no checkpoint and --init_checkpoint is not given"
             )
         log.warning("no checkpoint: the weights are random and so are the answers")
-        weights.refresh_all()
         return {"steps": 0}
     check_labels(path, session.identity)
     runs.check_vocabulary(path, session.identity["vocab_sha256"])
@@ -417,7 +439,6 @@ def load_trained(session: Session, model: tf.Module, weights: ComputeWeights) ->
             f"{report.source} was not fine-tuned for this task: it lacks {', '.join(report.missing)}. Give a "
             "fine-tuned checkpoint, or --do_train"
         )
-    weights.refresh_all()
     step = _global_step(path)
     if not FLAGS.init_checkpoint:
         return {"steps": step} | runs.previous_summary(session.output_dir / "summary.json", step)
@@ -456,18 +477,27 @@ class Predicted(NamedTuple):
     figures: dict[str, Any]  # latency and throughput, for the summary
 
 
-def predict(session: Session, function: Callable, features: FeatureSet, batch_size: int, where: str = "") -> Predicted:
-    """Runs a model over all features once; prints the published closing lines.
+def predict(
+    session: Session, function: Callable, features: FeatureSet, batch_size: int, where: str = ""
+) -> Predicted | None:
+    """Runs a model over all features once, each on one of the processes; prints the published closing lines.
+
+    To be called by all processes with the same features. The root has the result, the others None.
 
     function: see build_prediction. where: "on EVAL set", "on TEST SET" or nothing. The first batch, and the
     first of each shape where shapes are compiled, does not count in latency and throughput, unless there is no other.
     """
-    buckets = buckets_of(session, features)
-    outputs: list[np.ndarray] = [np.empty(0)] * len(features)
+    group, buckets = session.group, buckets_of(session, features)
+    outputs: dict[int, np.ndarray] = {}
     total, meter, shapes = NO_TASK_SUMS, ThroughputMeter(warmup_updates=0), set()
     first_of_shape, others, compiled = [], [], compiles_each_shape(session)
-    with Progress(len(features), "prediction", "sequences") as progress:
-        for indices, batch in prediction_batches(features, buckets, batch_size, FLAGS.max_seq_length, fill_up=compiled):
+    batches = prediction_batches(
+        features, buckets, batch_size, FLAGS.max_seq_length, group.rank, group.size, fill_up=compiled
+    )
+    with contextlib.ExitStack() as stack:
+        share = -(-len(features) // group.size)
+        progress = stack.enter_context(Progress(share, "prediction", "sequences")) if group.is_root else None
+        for indices, batch in batches:
             length = int(batch.input_ids.shape[1])
             new = not shapes or (compiled and length not in shapes)
             shapes.add(length)
@@ -479,13 +509,18 @@ def predict(session: Session, function: Callable, features: FeatureSet, batch_si
             logits = logits.numpy()
             check_finite(logits)
             (first_of_shape if new else others).append(time.perf_counter() - started)
-            meter.stop(len(indices))
+            meter.stop(len(indices) * group.size)
             total += TaskSums(*(float(value) for value in sums))
             for row, index in enumerate(indices):
                 outputs[index] = logits[row, : features.lengths[index]] if logits.ndim == 3 else logits[row]
-            progress.update(len(indices))
+            if progress:
+                progress.update(len(indices))
+    everything = _gather_outputs(session, features, outputs)
+    total = TaskSums(*group.sum_array([*total]).tolist())
+    if everything is None:
+        return None
     if not len(features):
-        return Predicted(outputs, total, {})
+        return Predicted(everything, total, {})
     latency = latency_summary(others or first_of_shape, batch_size)
     lines = closing_lines_inference(
         meter, batch_size, FLAGS.max_seq_length, session.precision.name, latency, where=where
@@ -500,7 +535,27 @@ def predict(session: Session, function: Callable, features: FeatureSet, batch_si
         "latency_average_ms": latency.average_ms,
         **{f"latency_{p}_ms": getattr(latency, f"confidence_{p}_ms") for p in (50, 90, 95, 99, 100)},
     }
-    return Predicted(outputs, total, figures)
+    return Predicted(everything, total, figures)
+
+
+def _gather_outputs(
+    session: Session, features: FeatureSet, outputs: Mapping[int, np.ndarray]
+) -> list[np.ndarray] | None:
+    """All processes' outputs in the order of the features, on the root; None elsewhere."""
+    group, own = session.group, list(outputs.values())
+    if group.size > 1:
+        indices = group.gather_array(np.fromiter(outputs, np.int64))
+        values = group.gather_array(np.concatenate([np.zeros(0, np.float32), *(array.ravel() for array in own)]))
+        if indices is None or values is None:
+            return None
+        width, outputs = own[0].shape[-1] if own else 0, {}  # the root has a batch if anyone has
+        for numbers, flat in zip(indices, values, strict=True):
+            rows = [features.lengths[index] if own[0].ndim == 2 else 1 for index in numbers]
+            parts = np.split(flat.reshape(-1, width), np.cumsum(rows)[:-1]) if len(numbers) else []
+            outputs |= {
+                int(index): part if own[0].ndim == 2 else part[0] for index, part in zip(numbers, parts, strict=True)
+            }
+    return [outputs[index] for index in range(len(features))]
 
 
 def write_eval_results(path: Path, results: Mapping[str, Any]) -> None:

@@ -10,12 +10,12 @@ out an update.
 
 import contextlib
 import hashlib
+import itertools
 import os
 import queue
 import threading
 from bisect import bisect_right
 from collections.abc import Generator, Iterator, Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,12 +34,17 @@ from bert_tf.records import (
     tfrecord_files,
 )
 from runkit.errors import UserError
+from runkit.guards import StallGuard
 
 # Records permuted together: enough to mix many documents, few enough for their files to stay in the page
 # cache.
 GROUP_BYTES = 512 << 20
 GROUP_FILES = 64
 PREFETCH_BATCHES = 8
+JOIN_SECONDS = 10.0
+_INT32_END = 1 << 31  # ids are int32 in a batch
+# What parse_example raises: the second where its message quotes bytes of the record.
+PARSE_ERRORS = (tf.errors.InvalidArgumentError, UnicodeDecodeError)
 
 
 class Batch(NamedTuple):
@@ -83,11 +88,13 @@ class PretrainingRecords:
         """seed decides the order of training. With the sizes of a model's tables, records beyond them are errors."""
         self._seed = seed
         self._limits = {
-            "input_ids": ("vocab_size", vocab_size),
-            "masked_lm_ids": ("vocab_size", vocab_size),
-            "segment_ids": ("type_vocab_size", type_vocab_size),
+            "input_ids": ("vocab_size", vocab_size or _INT32_END),
+            "masked_lm_ids": ("vocab_size", vocab_size or _INT32_END),
+            "segment_ids": ("type_vocab_size", type_vocab_size or _INT32_END),
             "masked_lm_positions": ("max_seq_length", max_seq_length),
             "next_sentence_labels": ("the number of classes,", 2),
+            "input_mask": ("the number of its values,", 2),
+            "masked_lm_weights": ("the end of their range", 2),
         }
         self._shapes = feature_shapes(max_seq_length, max_predictions_per_seq)
         self._features = {
@@ -123,7 +130,10 @@ class PretrainingRecords:
     def _check_shapes(self, path: Path) -> None:
         """Compares the first record of a file with the settings."""
         try:
-            features = tf.train.Example.FromString(next(iter_tfrecord(path))).features.feature
+            record = next(iter_tfrecord(path), None)
+            if record is None:
+                raise UserError(f"{path}: is empty, and {MANIFEST} says otherwise; create the records again")
+            features = tf.train.Example.FromString(record).features.feature
         except DecodeError as error:
             raise UserError(f"{path}: not pre-training records: the first is not a tf.train.Example") from error
         missing = [name for name in self._shapes if name not in features]
@@ -144,25 +154,33 @@ class PretrainingRecords:
                 )
 
     def batches(
-        self, start_record: int, batch_size: int, num_accumulation_steps: int, rank: int, size: int
+        self,
+        start_record: int,
+        batch_size: int,
+        micro_batches: int,
+        rank: int = 0,
+        size: int = 1,
+        stall: StallGuard | None = None,
     ) -> Iterator[Batch]:
         """The endless training stream of a rank, from a position on that is counted in records of all ranks.
 
-        Update u (from 0) takes the GBS = batch_size * num_accumulation_steps * size records from start_record
-        + u * GBS on, whatever makes up GBS; its micro-step n gives this rank the slice n * size + rank of
-        batch_size records. To resume, pass the number of records consumed so far.
+        Update u (from 0) takes the GBS = batch_size * micro_batches records from start_record + u * GBS on,
+        whatever makes up GBS; of its micro-batches this rank gets number rank, rank + size, ... To resume, pass
+        the number of records consumed so far.
         """
 
         def stream() -> Generator[Batch, None, None]:
             with _Reader(self._files, self._seed) as reader:
-                update_start = start_record
-                while True:
-                    for micro_step in range(num_accumulation_steps):
-                        start = update_start + (micro_step * size + rank) * batch_size
-                        yield self._parse(reader.read(start, batch_size))
-                    update_start += batch_size * num_accumulation_steps * size
+                for update_start in itertools.count(start_record, batch_size * micro_batches):
+                    for number in range(rank, micro_batches, size):
+                        yield self._parse(reader.read(update_start + number * batch_size, batch_size))
 
-        return _prefetched(stream())
+        return _prefetched(stream(), stall)
+
+    def names(self, start_record: int, count: int) -> list[str]:
+        """Where the records at positions of the training stream lie: "file:index", as a diagnosis names them."""
+        with _Reader(self._files, self._seed) as reader:
+            return [f"{record.path}:{record.index}" for record in reader.read(start_record, count)]
 
     def evaluation_batches(
         self, batch_size: int, max_batches: int | None = None, rank: int = 0, size: int = 1
@@ -187,21 +205,22 @@ class PretrainingRecords:
         with tf.device("/CPU:0"):
             try:
                 features = tf.io.parse_example([record.data for record in records], self._features)
-            except tf.errors.InvalidArgumentError as error:
+            except PARSE_ERRORS as error:
                 raise self._misfit(records) from error
+            self._check_ranges(features, records)
             tensors = {k: v if k in FLOAT_FEATURES else tf.cast(v, tf.int32) for k, v in features.items()}
             tensors["next_sentence_labels"] = tensors["next_sentence_labels"][:, 0]
-            self._check_ranges(tensors, records)
             return Batch(**tensors)
 
-    def _check_ranges(self, tensors: dict[str, tf.Tensor], records: Sequence["_Record"]) -> None:
+    def _check_ranges(self, features: dict[str, tf.Tensor], records: Sequence["_Record"]) -> None:
         """Raises UserError naming the record with a value that no table of the model has a row for."""
         for name, (size_name, size) in self._limits.items():
-            values = tensors[name].numpy()
-            if size is None or (values.min() >= 0 and values.max() < size):
+            values = features[name].numpy()
+            if not values.size or (values.min() >= 0 and values.max() < size):  # false for NaN
                 continue
-            row = int(np.argmax(((values < 0) | (values >= size)).reshape(len(records), -1).any(axis=1)))
-            worst = max(values[row].min(), values[row].max(), key=abs)
+            wrong = ~((values >= 0) & (values < size))
+            row = int(np.argmax(wrong.any(axis=1)))
+            worst = values[row][wrong[row]][0]
             raise UserError(
                 f"{records[row].path}: record {records[row].index} has {worst} in {name}, but {size_name} is {size}; "
                 "the records were made for another vocabulary or model"
@@ -212,10 +231,9 @@ class PretrainingRecords:
         for record in records:
             try:
                 tf.io.parse_example([record.data], self._features)
-            except tf.errors.InvalidArgumentError as error:
-                return UserError(
-                    f"{record.path}: record {record.index} has not the shapes {self._shapes}: {error.message}"
-                )
+            except PARSE_ERRORS as error:
+                cause = getattr(error, "message", "it is damaged")
+                return UserError(f"{record.path}: record {record.index} has not the shapes {self._shapes}: {cause}")
         raise AssertionError("the records parse one by one, but not together")
 
 
@@ -268,7 +286,7 @@ class _Group:
                 descriptor = os.open(path, os.O_RDONLY)
                 self._resources.callback(os.close, descriptor)
                 self._files.append((path, descriptor, offsets))
-            self._starts = [0, *accumulate(file.records for file in files)]
+            self._starts = [0, *itertools.accumulate(file.records for file in files)]
             self._order = permutation(self._starts[-1], *key)
             self._resources = self._resources.pop_all()
 
@@ -318,7 +336,7 @@ class _Reader:
         if epoch != self._epoch:
             order = permutation(len(self._files), *self._key, "files", epoch)
             self._groups = _grouped([self._files[i] for i in order])
-            self._starts = [0, *accumulate(sum(file.records for file in group) for group in self._groups)]
+            self._starts = [0, *itertools.accumulate(sum(file.records for file in group) for group in self._groups)]
             self._epoch, self._number = epoch, None
         number = bisect_right(self._starts, position) - 1
         if number != self._number:
@@ -329,8 +347,11 @@ class _Reader:
         return self._group, self._starts[number], self._starts[number + 1]
 
 
-def _prefetched(batches: Generator[Batch, None, None]) -> Iterator[Batch]:
-    """Runs a generator some batches ahead in a thread, whose exceptions are raised here; closing ends it."""
+def _prefetched(batches: Generator[Batch, None, None], stall: StallGuard | None = None) -> Iterator[Batch]:
+    """Runs a generator some batches ahead in a thread, whose exceptions are raised here; closing ends it.
+
+    stall: how long to wait for a batch; without it for ever.
+    """
     ahead: queue.Queue = queue.Queue(PREFETCH_BATCHES)
     stopped = threading.Event()
     end = object()
@@ -352,13 +373,16 @@ def _prefetched(batches: Generator[Batch, None, None]) -> Iterator[Batch]:
         except BaseException as error:
             put(error)
 
+    def get(seconds: float):
+        return ahead.get(timeout=seconds)
+
     thread = threading.Thread(target=run, name="input pipeline", daemon=True)
     thread.start()
     try:
-        while (item := ahead.get()) is not end:
+        while (item := stall.wait(get, lambda: "the TFRecords") if stall else ahead.get()) is not end:
             if isinstance(item, BaseException):
                 raise item
             yield item
     finally:
         stopped.set()
-        thread.join()
+        thread.join(JOIN_SECONDS)  # one that hangs in a read is a daemon, and ends with the process

@@ -127,22 +127,16 @@ class LossScale(tf.Module):
         self.scale.assign(tf.where(finite, tf.where(grow, larger, self.scale), smaller))
         self.good_steps.assign(tf.where(grow, tf.zeros_like(good_steps), good_steps))
 
-    def check(self, step: int) -> None:
-        """Stops a run that makes no progress. To be called on the host, after each update or every few.
-
-        step: updates done so far. Raises UserError with a diagnosis after `max_consecutive_skips` skipped
-        updates in a row, or after two in a row at the minimum scale.
-        """
+    def verdict(self) -> str | None:
+        """Why training should stop, if it should: after `max_consecutive_skips` skipped updates in a row, or two in a
+        row at the minimum scale. To be asked on the host, after each update."""
         skips = int(self.consecutive_skips)
         if skips < self.max_consecutive_skips and int(self.skips_at_minimum) < MAX_SKIPS_AT_MINIMUM:
-            return
+            return None
         scale = f", down to loss scale {float(self.scale):g}" if self.enabled else ""
-        other = ", or precision bf16 or fp32" if self.enabled else ""
-        raise UserError(
-            f"training diverged at step {step}: the gradients of the last {skips} updates in a row were not "
-            f"finite{scale}. They were skipped, so weights and checkpoints are as they were. Go on from the last "
-            f"checkpoint, if there is one, with a lower learning_rate or a longer warm-up{other}; if it happens at "
-            "the very start, check the input records and the initial checkpoint"
+        return (
+            f"the gradients of the last {skips} updates in a row were not finite{scale}. They were skipped, so the "
+            "weights are as they were"
         )
 
 

@@ -17,7 +17,8 @@ import bert_tf.quiet_tensorflow  # noqa: F401, I001 (first: it silences the impo
 import numpy as np
 from absl import app, flags
 
-from bert_tf import finetuning, glue, runs
+from bert_tf import finetuning, glue, plan, runs
+from bert_tf.distributed import Distributed
 from bert_tf.features import CLASS, VALUE, FeatureSet
 from bert_tf.losses import Classification, Regression
 from bert_tf.model import BertForClassification
@@ -40,17 +41,19 @@ def define_flags() -> None:
 
 def main(argv: list[str]) -> None:
     """From files to scores; raises UserError for anything a user can fix."""
-    with contextlib.ExitStack() as stack:
-        run(argv, stack)
-
-
-def run(argv: list[str], stack: contextlib.ExitStack) -> None:
-    """main's body; what has to be given back in the end goes on the stack."""
     runs.refuse_words(argv)
+    if FLAGS.plan:
+        checks = [finetuning.check_work, *finetuning.flag_checks()]
+        return plan.pairs(glue.find_task(FLAGS.task_name), checks, FLAGS.optimizer_type)
     finetuning.check_work()
+    runs.launch(run)
+
+
+def run(group: Distributed, stack: contextlib.ExitStack) -> None:
+    """main's body on one of the processes; what has to be given back in the end goes on the stack."""
     task = glue.find_task(FLAGS.task_name)
     labels = [] if task.labels is None else task.labels
-    session = finetuning.open_session(stack, sys.modules[__name__], task.name, labels, FLAGS.optimizer_type)
+    session = finetuning.open_session(group, stack, sys.modules[__name__], task.name, labels, FLAGS.optimizer_type)
     dev_splits = available(session, task, task.dev_splits) if FLAGS.do_eval else []
     test_splits = available(session, task, task.test_splits) if FLAGS.do_predict else []
     # All are read before the training: a broken file is found at once.
@@ -68,10 +71,8 @@ def run(argv: list[str], stack: contextlib.ExitStack) -> None:
         examples = glue.read_examples(task, FLAGS.data_dir, "train")
         features = finetuning.features_once(session, kind, finetuning.digest(examples), {}, lambda: convert(examples))
         summary = finetuning.train(session, model, weights, objective, features, len(examples), FLAGS.optimizer_type)
-    elif session.group.is_root:
+    else:
         summary = finetuning.load_trained(session, model, weights)
-    if not session.group.is_root:
-        return
     function = finetuning.build_prediction(session, model, weights, objective, kind)
 
     # ---------------------------------------------------------------------------------- evaluate
@@ -80,12 +81,15 @@ def run(argv: list[str], stack: contextlib.ExitStack) -> None:
         for split in dev_splits:
             features = FeatureSet(convert(sets[split]), kind)
             predicted = finetuning.predict(session, function, features, FLAGS.eval_batch_size, "on EVAL set")
+            if predicted is None:
+                continue
             scores = glue.metrics(task, decide(task, np.stack(predicted.outputs)), labels_of(features))
             loss = predicted.sums.means()["loss"]
             suffix = split.removeprefix("dev")  # "" or "_mismatched"
             results |= {f"{key}{suffix}": value for key, value in ({"eval_loss": loss, "loss": loss} | scores).items()}
             summary |= {f"inference{suffix}": predicted.figures}
-        finetuning.write_eval_results(session.output_dir / "eval_results.txt", results)
+        if group.is_root:
+            finetuning.write_eval_results(session.output_dir / "eval_results.txt", results)
         session.log.log((), {key: value for key, value in results.items() if key != "global_step"}, echo=False)
         for key in sorted(results):
             session.log.console(f"  {key} = {results[key]:.6g}")
@@ -96,6 +100,8 @@ def run(argv: list[str], stack: contextlib.ExitStack) -> None:
         for split in test_splits:
             features = FeatureSet(convert(sets[split]), kind)
             predicted = finetuning.predict(session, function, features, FLAGS.predict_batch_size, "on TEST SET")
+            if predicted is None:
+                continue
             outputs = np.stack(predicted.outputs)
             target = session.output_dir / f"test_results{split.removeprefix('test')}.tsv"
             glue.write_test_results(target, outputs if task.labels is None else glue.softmax(outputs))
@@ -106,7 +112,8 @@ def run(argv: list[str], stack: contextlib.ExitStack) -> None:
                 figures |= glue.metrics(task, decide(task, outputs), labels_of(features))
                 session.log.console("  ".join(f"{key} = {figures[key]:.6g}" for key in task.metrics))
             summary |= {f"prediction{split.removeprefix('test')}": figures}
-    write_json(session.output_dir / "summary.json", summary)
+    if group.is_root:
+        write_json(session.output_dir / "summary.json", summary)
 
 
 def available(session, task: glue.Task, splits: tuple[str, ...]) -> list[str]:

@@ -17,7 +17,8 @@ if __package__ in (None, ""):  # started by path: python bert_tf/run_ner.py
 import bert_tf.quiet_tensorflow  # noqa: F401, I001 (first: it silences the import of TensorFlow)
 from absl import app, flags
 
-from bert_tf import finetuning, ner, runs
+from bert_tf import finetuning, ner, plan, runs
+from bert_tf.distributed import Distributed
 from bert_tf.features import TAGS, FeatureSet
 from bert_tf.losses import Tagging
 from bert_tf.model import BertForTagging
@@ -39,16 +40,18 @@ def define_flags() -> None:
 
 def main(argv: list[str]) -> None:
     """From files to scores; raises UserError for anything a user can fix."""
-    with contextlib.ExitStack() as stack:
-        run(argv, stack)
-
-
-def run(argv: list[str], stack: contextlib.ExitStack) -> None:
-    """main's body; what has to be given back in the end goes on the stack."""
     runs.refuse_words(argv)
+    if FLAGS.plan:
+        checks = [finetuning.check_work, *finetuning.flag_checks()]
+        return plan.tagging(ner.find_task(FLAGS.task_name), checks)
     finetuning.check_work()
+    runs.launch(run)
+
+
+def run(group: Distributed, stack: contextlib.ExitStack) -> None:
+    """main's body on one of the processes; what has to be given back in the end goes on the stack."""
     task = ner.find_task(FLAGS.task_name)
-    session = finetuning.open_session(stack, sys.modules[__name__], task.name, task.labels)
+    session = finetuning.open_session(group, stack, sys.modules[__name__], task.name, task.labels)
     log, output_dir = session.log, session.output_dir
     model, objective = BertForTagging(session.config, task.num_labels, FLAGS.seed), Tagging()
     weights = finetuning.build_weights(session, model)
@@ -63,10 +66,8 @@ def run(argv: list[str], stack: contextlib.ExitStack) -> None:
         source = finetuning.digest(sentences)
         features = finetuning.features_once(session, TAGS, source, {}, lambda: convert(sentences)[0])
         summary = finetuning.train(session, model, weights, objective, features, len(sentences))
-    elif session.group.is_root:
+    else:
         summary = finetuning.load_trained(session, model, weights)
-    if not session.group.is_root:
-        return
     function = finetuning.build_prediction(session, model, weights, objective, TAGS)
 
     # ---------------------------------------------------------------------------------- evaluate
@@ -76,13 +77,14 @@ def run(argv: list[str], stack: contextlib.ExitStack) -> None:
         predicted = finetuning.predict(
             session, function, FeatureSet(features, TAGS), FLAGS.eval_batch_size, "on EVAL set"
         )
-        results = scores(task, sentences, ner.words_labels(task, bookkeeping, predicted.outputs))
-        results |= {"loss": predicted.sums.means()["loss"]}
-        finetuning.write_eval_results(output_dir / "eval_results.txt", results | {"global_step": summary["steps"]})
-        log.log((), results | {"throughput_val": predicted.figures.get("sequences_per_second", 0.0)}, echo=False)
-        for key in sorted(results):
-            log.console(f"  {key} = {results[key]:.6g}")
-        summary |= results | {"inference": predicted.figures}
+        if predicted is not None:
+            results = scores(task, sentences, ner.words_labels(task, bookkeeping, predicted.outputs))
+            results |= {"loss": predicted.sums.means()["loss"]}
+            finetuning.write_eval_results(output_dir / "eval_results.txt", results | {"global_step": summary["steps"]})
+            log.log((), results | {"throughput_val": predicted.figures.get("sequences_per_second", 0.0)}, echo=False)
+            for key in sorted(results):
+                log.console(f"  {key} = {results[key]:.6g}")
+            summary |= results | {"inference": predicted.figures}
 
     # ---------------------------------------------------------------------------------- predict
     if FLAGS.do_predict:
@@ -91,12 +93,14 @@ def run(argv: list[str], stack: contextlib.ExitStack) -> None:
         predicted = finetuning.predict(
             session, function, FeatureSet(features, TAGS), FLAGS.predict_batch_size, "on TEST SET"
         )
-        test_scores = ner.write_predictions(output_dir, task, sentences, features, bookkeeping, predicted.outputs)
-        log.console(ner.conlleval_report(test_scores).rstrip("\n"))
-        log.info(f"{test_scores['words']} words of {len(sentences)} sentences: {output_dir / ner.WORDS_FILE}")
-        log.log((), {f"test_{key}": test_scores[key] for key in ("precision", "recall", "f1")}, echo=False)
-        summary |= {"test": test_scores, "prediction": predicted.figures}
-    write_json(output_dir / "summary.json", summary)
+        if predicted is not None:
+            test_scores = ner.write_predictions(output_dir, task, sentences, features, bookkeeping, predicted.outputs)
+            log.console(ner.conlleval_report(test_scores).rstrip("\n"))
+            log.info(f"{test_scores['words']} words of {len(sentences)} sentences: {output_dir / ner.WORDS_FILE}")
+            log.log((), {f"test_{key}": test_scores[key] for key in ("precision", "recall", "f1")}, echo=False)
+            summary |= {"test": test_scores, "prediction": predicted.figures}
+    if group.is_root:
+        write_json(output_dir / "summary.json", summary)
 
 
 def scores(task: ner.NerTask, sentences: list[ner.Sentence], predicted: list[list[str]]) -> dict[str, float]:

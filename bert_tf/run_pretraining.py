@@ -19,7 +19,8 @@ import bert_tf.quiet_tensorflow  # noqa: F401, I001 (first: it silences the impo
 import numpy as np
 from absl import app, flags
 
-from bert_tf import checkpoint, distributed, runs, schedules
+from bert_tf import checkpoint, plan, runs, schedules
+from bert_tf.distributed import Distributed
 from bert_tf.huggingface import load_config
 from bert_tf.input_pipeline import PretrainingRecords
 from bert_tf.losses import NO_SUMS, Pretraining, PretrainingSums, pad_batch
@@ -30,9 +31,9 @@ from bert_tf.train_step import TrainStep, create_evaluation
 from bert_tf.weights import ComputeWeights
 from runkit.errors import UserError, run_main
 from runkit.files import atomic_open, locked_directory, write_json
+from runkit.guards import StallGuard
 from runkit.log import RunLog
 from runkit.meters import ThroughputMeter, closing_lines_inference
-from runkit.store import CheckpointStore
 
 FLAGS = flags.FLAGS
 METRICS = {
@@ -49,7 +50,9 @@ UNIGRAM_SAMPLE = 100_000  # training records from which token frequencies are co
 def define_flags() -> None:
     """The published flags with their defaults; those added here say so."""
     runs.define_flags()
+    plan.define_flags()
     flags.adopt_module_key_flags(runs)
+    flags.adopt_module_key_flags(plan)
     string, integer, real, boolean = flags.DEFINE_string, flags.DEFINE_integer, flags.DEFINE_float, flags.DEFINE_bool
     string("input_files_dir", None, "folders of training TFRecords, separated by commas", required=True)
     string("eval_files_dir", None, "folders of evaluation TFRecords; required by --do_eval")
@@ -67,34 +70,34 @@ def define_flags() -> None:
     integer("display_loss_steps", 1, "updates between log lines", lower_bound=1)
     integer("max_eval_steps", 100, "batches in evaluation at most; 0: every record", lower_bound=0)
     integer("num_accumulation_steps", 1, "micro-batches an update (N)", lower_bound=1)
-    boolean("allreduce_post_accumulation", False, "exchange gradients once an update instead of every micro-batch")
+    boolean(
+        "allreduce_post_accumulation", False, "accepted for old command lines; gradients are exchanged once an update"
+    )
     boolean("report_loss", True, "accepted for old command lines; losses are always reported")
     boolean("manual_fp16", False, "as --precision=fp16")
 
 
 def main(argv: list[str]) -> None:
     """One phase from start to summary; raises UserError for anything a user can fix."""
-    with contextlib.ExitStack() as stack:
-        run(argv, stack)
-
-
-def run(argv: list[str], stack: contextlib.ExitStack) -> None:
-    """main's body; what has to be given back in the end goes on the stack."""
     runs.refuse_words(argv)
+    if FLAGS.plan:
+        return plan.pretraining(check_flags, open_records, common_vocabulary)
     check_flags()
+    runs.launch(run)
 
-    # ------------------------------------------------------------------------------ processes and precision
-    group = distributed.init(FLAGS.horovod)
+
+def run(group: Distributed, stack: contextlib.ExitStack) -> None:
+    """main's body on one of the processes; what has to be given back in the end goes on the stack."""
+    # ------------------------------------------------------------------------------ precision and surroundings
     precision = runs.choose_precision(FLAGS.manual_fp16)
     precision.activate()
     use_xla = runs.choose_xla()
     output_dir = Path(FLAGS.output_dir)
     if group.is_root:
         stack.enter_context(locked_directory(output_dir, "training"))
-    store = CheckpointStore(output_dir, keep=FLAGS.keep_checkpoints)
+    store = runs.open_store(output_dir)
     log = runs.open_log(output_dir, group.rank, bool(store.steps()), METRICS)
-    global_batch = FLAGS.train_batch_size * FLAGS.num_accumulation_steps * group.size
-    peak = FLAGS.learning_rate * group.size
+    stack.callback(log.close)
 
     # ---------------------------------------------------------------------------------- data, before anything slow
     config = load_config(FLAGS.bert_config_file)
@@ -111,19 +114,25 @@ def run(argv: list[str], stack: contextlib.ExitStack) -> None:
     model, objective = BertForPreTraining(config, FLAGS.seed), Pretraining()
     weights = ComputeWeights(model.variables, precision.compute_dtype)
     optimizer = create_optimizer(FLAGS.optimizer_type, weights.masters)
-    loss_scale = LossScale(precision.loss_scaling, FLAGS.init_loss_scale)
+    loss_scale = LossScale(
+        precision.loss_scaling, FLAGS.init_loss_scale, max_consecutive_skips=FLAGS.nonfinite_patience
+    )
     identity = {"seed": FLAGS.seed, "optimizer_type": canonical_name(FLAGS.optimizer_type), "vocab_sha256": vocabulary}
     state = runs.start_or_resume(
         store, weights, optimizer, loss_scale, identity, group, log, random_weights=FLAGS.do_train
     )
+    training_settings = {}
+    if FLAGS.do_train:
+        global_batch = runs.global_batch(state, group, log)
+        peak = FLAGS.learning_rate * global_batch.rate_factor
+        training_settings = {"global_batch_size": global_batch.size, "effective_learning_rate": peak}
     runs.record_settings(
         sys.modules[__name__],
         output_dir / ("run_config.json" if FLAGS.do_train else "eval_config.json"),
         group,
         weights,
         log,
-        global_batch_size=global_batch,
-        effective_learning_rate=peak,
+        **training_settings,
         precision=precision.name,
         use_xla=use_xla,
         bert_config=config.to_dict(),
@@ -132,12 +141,14 @@ def run(argv: list[str], stack: contextlib.ExitStack) -> None:
         write_json(output_dir / "bert_config.json", config.to_dict())  # what its checkpoints need to be used
 
     def evaluate_now() -> dict:
-        batches = evaluation.evaluation_batches(FLAGS.eval_batch_size, FLAGS.max_eval_steps or None)
-        return evaluate(evaluation_step, batches, log_frequencies, precision, log)
+        batches = evaluation.evaluation_batches(
+            FLAGS.eval_batch_size, FLAGS.max_eval_steps or None, group.rank, group.size
+        )
+        return evaluate(evaluation_step, batches, log_frequencies, precision, group, log)
 
-    if evaluation is not None and group.is_root:
+    if evaluation is not None:
         evaluation_step = create_evaluation(model, objective, weights, use_xla)
-        log_frequencies = unigram_log_probabilities(training, config.vocab_size)
+        log_frequencies = unigram_log_probabilities(training, config.vocab_size, group)
         if FLAGS.do_train and state["updates"] == 0:
             log.info("evaluation of the initial weights")
             state["initial_masked_lm_loss"] = evaluate_now()["masked_lm_loss"]
@@ -154,49 +165,55 @@ def run(argv: list[str], stack: contextlib.ExitStack) -> None:
             optimizer,
             loss_scale,
             group,
-            FLAGS.num_accumulation_steps,
-            FLAGS.allreduce_post_accumulation,
+            global_batch.micro_batches,
             "fp16" if precision.name == "fp16" else None,
             use_xla,
             FLAGS.seed,
         )
-        summary = {"global_batch_size": global_batch, "learning_rate": peak, "precision": precision.name}
-        summary |= train(step, training, store, state, peak, log)
+        summary = {"global_batch_size": global_batch.size, "learning_rate": peak, "precision": precision.name}
+        summary |= train(step, training, global_batch, store, state, peak, log)
         if group.is_root:
             curves = {"total loss": "avg_loss_step", "masked-LM loss": "avg_mlm_loss_step"}
             runs.plot_losses(log.path, output_dir / "loss_curve.png", curves, "Pre-training")
 
     # ---------------------------------------------------------------------------------- evaluate and report
     summary |= {"steps": int(optimizer.step), "initial_masked_lm_loss": state.get("initial_masked_lm_loss")}
-    if evaluation is not None and group.is_root:
+    if evaluation is not None:
         log.info("evaluation of the trained weights")
         summary |= evaluate_now()
-        write_eval_results(output_dir / "eval_results.txt", summary)
     if group.is_root:
+        if evaluation is not None:
+            write_eval_results(output_dir / "eval_results.txt", summary)
         write_json(output_dir / "summary.json", summary)
-    log.close()
 
 
 # ------------------------------------------------------------------------------------------------- the loop
-def train(step, records, store, state, peak, log) -> dict:
+def train(step, records, global_batch, store, state, peak, log) -> dict:
     """The rest of the phase's updates; returns what goes to the summary. state: see runs.start_or_resume."""
-    total, n = FLAGS.num_train_steps, FLAGS.num_accumulation_steps
+    total, batch_size = FLAGS.num_train_steps, FLAGS.train_batch_size
     schedule = schedules.create_schedule(canonical_name(FLAGS.optimizer_type), peak, FLAGS.num_warmup_steps, total)
-    group = step.distributed
-    stream = records.batches(state["records"], FLAGS.train_batch_size, n, group.rank, group.size)
+    group, stall = step.distributed, StallGuard(log.warning, FLAGS.input_timeout)
+    own = range(group.rank, global_batch.micro_batches, group.size)
+    stream = records.batches(state["records"], batch_size, global_batch.micro_batches, group.rank, group.size, stall)
+
+    def batch_names(state: runs.State) -> list[str]:
+        starts = (state["records"] + number * batch_size for number in own)
+        return [name for start in starts for name in records.names(start, batch_size)]
+
     with contextlib.closing(stream):
         return runs.train(
             step,
-            (list(itertools.islice(stream, n)) for _ in itertools.count()),
+            (list(itertools.islice(stream, len(own))) for _ in itertools.count()),
             schedule,
             total,
-            FLAGS.train_batch_size * step.micro_batches,
+            global_batch.size,
             state,
             store,
             log,
             no_sums=NO_SUMS,
             line_values=line_values,
             console_text=console_text,
+            batch_names=batch_names,
             save_steps=FLAGS.save_checkpoints_steps,
             display_steps=FLAGS.display_loss_steps,
         )
@@ -226,14 +243,21 @@ def console_text(values: dict) -> str:
 
 
 # ------------------------------------------------------------------------------------------------ evaluation
-def evaluate(function, batches, log_frequencies: np.ndarray, precision: Precision, log: RunLog) -> dict:
-    """Held-out losses and accuracies, and the loss of guessing by training-set token frequencies at the same places."""
+def evaluate(
+    function, batches, log_frequencies: np.ndarray, precision: Precision, group: Distributed, log: RunLog
+) -> dict:
+    """Held-out losses and accuracies, and the loss of guessing by training-set token frequencies at the same places.
+
+    batches: this process's share; the results are those of all processes.
+    """
     meter, total, unigram = ThroughputMeter(), NO_SUMS, 0.0
     for batch in batches:
         meter.start()
         total += PretrainingSums(*(float(value) for value in function(pad_batch(batch, FLAGS.eval_batch_size))))
         unigram -= float(np.sum(log_frequencies[batch.masked_lm_ids.numpy()] * batch.masked_lm_weights.numpy()))
-        meter.stop(int(batch.input_ids.shape[0]))
+        meter.stop(int(batch.input_ids.shape[0]) * group.size)
+    *sums, unigram = group.sum_array([*total, unigram]).tolist()
+    total = PretrainingSums(*sums)
     results = total.means() | {
         "unigram_masked_lm_loss": unigram / max(total.masked_lm_weight, 1.0),
         "eval_examples": int(total.examples),
@@ -249,15 +273,16 @@ def evaluate(function, batches, log_frequencies: np.ndarray, precision: Precisio
     return results
 
 
-def unigram_log_probabilities(records: PretrainingRecords, vocab_size: int) -> np.ndarray:
+def unigram_log_probabilities(records: PretrainingRecords, vocab_size: int, group: Distributed) -> np.ndarray:
     """Natural logs of the training set's token frequencies [V], counted at masked positions, with add-one smoothing.
 
     Masked positions are a uniform sample of the tokens, so no other pass over the corpus is needed.
     """
-    counts = np.ones(vocab_size)
-    for batch in records.evaluation_batches(1000, UNIGRAM_SAMPLE // 1000):
+    counts = np.zeros(vocab_size)
+    for batch in records.evaluation_batches(1000, UNIGRAM_SAMPLE // 1000, group.rank, group.size):
         ids, real = batch.masked_lm_ids.numpy(), batch.masked_lm_weights.numpy() > 0
         counts += np.bincount(ids[real], minlength=vocab_size)
+    counts = 1.0 + group.sum_array(counts)
     return np.log(counts / counts.sum())
 
 

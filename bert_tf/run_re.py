@@ -18,7 +18,8 @@ import bert_tf.quiet_tensorflow  # noqa: F401, I001 (first: it silences the impo
 import numpy as np
 from absl import app, flags
 
-from bert_tf import finetuning, glue, relations, runs
+from bert_tf import finetuning, glue, plan, relations, runs
+from bert_tf.distributed import Distributed
 from bert_tf.features import CLASS, FeatureSet
 from bert_tf.losses import Classification
 from bert_tf.model import BertForClassification
@@ -40,16 +41,18 @@ def define_flags() -> None:
 
 def main(argv: list[str]) -> None:
     """From files to scores; raises UserError for anything a user can fix."""
-    with contextlib.ExitStack() as stack:
-        run(argv, stack)
-
-
-def run(argv: list[str], stack: contextlib.ExitStack) -> None:
-    """main's body; what has to be given back in the end goes on the stack."""
     runs.refuse_words(argv)
+    if FLAGS.plan:
+        checks = [finetuning.check_work, *finetuning.flag_checks()]
+        return plan.pairs(glue.find_task(FLAGS.task_name, relations.TASKS), checks)
     finetuning.check_work()
+    runs.launch(run)
+
+
+def run(group: Distributed, stack: contextlib.ExitStack) -> None:
+    """main's body on one of the processes; what has to be given back in the end goes on the stack."""
     task = glue.find_task(FLAGS.task_name, relations.TASKS)
-    session = finetuning.open_session(stack, sys.modules[__name__], task.name, task.labels)
+    session = finetuning.open_session(group, stack, sys.modules[__name__], task.name, task.labels)
     log, output_dir = session.log, session.output_dir
     model, objective = BertForClassification(session.config, task.num_labels, FLAGS.seed), Classification()
     weights = finetuning.build_weights(session, model)
@@ -63,38 +66,39 @@ def run(argv: list[str], stack: contextlib.ExitStack) -> None:
         examples = glue.read_examples(task, FLAGS.data_dir, "train")
         features = finetuning.features_once(session, CLASS, finetuning.digest(examples), {}, lambda: convert(examples))
         summary = finetuning.train(session, model, weights, objective, features, len(examples))
-    elif session.group.is_root:
+    else:
         summary = finetuning.load_trained(session, model, weights)
-    if not session.group.is_root:
-        return
     function = finetuning.build_prediction(session, model, weights, objective, CLASS)
 
     # ---------------------------------------------------------------------------------- evaluate
     if FLAGS.do_eval:
         features = FeatureSet(convert(glue.read_examples(task, FLAGS.data_dir, "dev")), CLASS)
         predicted = finetuning.predict(session, function, features, FLAGS.eval_batch_size, "on EVAL set")
-        scores = score(task, features, np.stack(predicted.outputs))
-        loss = predicted.sums.means()["loss"]
-        results = {"eval_loss": loss, "loss": loss} | scores
-        finetuning.write_eval_results(output_dir / "eval_results.txt", results | {"global_step": summary["steps"]})
-        log.log((), results | {"throughput_val": predicted.figures.get("sequences_per_second", 0.0)}, echo=False)
-        log.console(relations.report(task, scores))
-        summary |= results | {"inference": predicted.figures}
+        if predicted is not None:
+            scores = score(task, features, np.stack(predicted.outputs))
+            loss = predicted.sums.means()["loss"]
+            results = {"eval_loss": loss, "loss": loss} | scores
+            finetuning.write_eval_results(output_dir / "eval_results.txt", results | {"global_step": summary["steps"]})
+            log.log((), results | {"throughput_val": predicted.figures.get("sequences_per_second", 0.0)}, echo=False)
+            log.console(relations.report(task, scores))
+            summary |= results | {"inference": predicted.figures}
 
     # ---------------------------------------------------------------------------------- predict
     if FLAGS.do_predict:
         examples = glue.read_examples(task, FLAGS.data_dir, "test")
         features = FeatureSet(convert(examples), CLASS)
         predicted = finetuning.predict(session, function, features, FLAGS.predict_batch_size, "on TEST SET")
-        outputs = np.stack(predicted.outputs)
-        glue.write_test_results(output_dir / "test_results.tsv", glue.softmax(outputs))
-        log.info(f"{len(features)} predictions: {output_dir / 'test_results.tsv'}")
-        summary |= {"prediction": predicted.figures}
-        if all(example.label is not None for example in examples):
-            scores = score(task, features, outputs)
-            log.console(relations.report(task, scores))
-            summary |= {"test": scores}
-    write_json(output_dir / "summary.json", summary)
+        if predicted is not None:
+            outputs = np.stack(predicted.outputs)
+            glue.write_test_results(output_dir / "test_results.tsv", glue.softmax(outputs))
+            log.info(f"{len(features)} predictions: {output_dir / 'test_results.tsv'}")
+            summary |= {"prediction": predicted.figures}
+            if all(example.label is not None for example in examples):
+                scores = score(task, features, outputs)
+                log.console(relations.report(task, scores))
+                summary |= {"test": scores}
+    if group.is_root:
+        write_json(output_dir / "summary.json", summary)
 
 
 def score(task: glue.Task, features: FeatureSet, outputs: np.ndarray) -> dict[str, float | str]:

@@ -19,7 +19,8 @@ if __package__ in (None, ""):  # started by path: python bert_tf/run_squad.py
 import bert_tf.quiet_tensorflow  # noqa: F401, I001 (first: it silences the import of TensorFlow)
 from absl import app, flags
 
-from bert_tf import finetuning, runs
+from bert_tf import finetuning, plan, runs
+from bert_tf.distributed import Distributed
 from bert_tf.features import SPAN, FeatureSet
 from bert_tf.losses import QuestionAnswering
 from bert_tf.model import BertForQuestionAnswering
@@ -61,16 +62,17 @@ def define_flags() -> None:
 
 def main(argv: list[str]) -> None:
     """From files to scores; raises UserError for anything a user can fix."""
-    with contextlib.ExitStack() as stack:
-        run(argv, stack)
-
-
-def run(argv: list[str], stack: contextlib.ExitStack) -> None:
-    """main's body; what has to be given back in the end goes on the stack."""
     runs.refuse_words(argv)
+    if FLAGS.plan:
+        return plan.questions([check_flags, *finetuning.flag_checks()])
     check_flags()
+    runs.launch(run)
+
+
+def run(group: Distributed, stack: contextlib.ExitStack) -> None:
+    """main's body on one of the processes; what has to be given back in the end goes on the stack."""
     task = "squad v2.0" if FLAGS.version_2_with_negative else "squad v1.1"
-    session = finetuning.open_session(stack, sys.modules[__name__], task, labels=[])
+    session = finetuning.open_session(group, stack, sys.modules[__name__], task, labels=[])
     log, output_dir = session.log, session.output_dir
     questions = read_questions(log) if FLAGS.do_predict else []  # a broken file is found before the training
     model, objective = BertForQuestionAnswering(session.config, FLAGS.seed), QuestionAnswering()
@@ -87,11 +89,11 @@ def run(argv: list[str], stack: contextlib.ExitStack) -> None:
         settings = window_sizes() | {"version_2_with_negative": FLAGS.version_2_with_negative}
         features = finetuning.features_once(session, SPAN, sha256_file(FLAGS.train_file), settings, build)
         summary = finetuning.train(session, model, weights, objective, features, len(examples))
-    elif session.group.is_root:
+    else:
         summary = finetuning.load_trained(session, model, weights)
 
     # ---------------------------------------------------------------------------------- predict and score
-    if FLAGS.do_predict and session.group.is_root:
+    if FLAGS.do_predict:
         function = finetuning.build_prediction(session, model, weights, objective, SPAN)
         summary |= predict_and_score(session, function, questions)
     if session.group.is_root:
@@ -105,12 +107,17 @@ def read_questions(log: RunLog) -> list[SquadExample]:
 
 
 def predict_and_score(session, function, examples) -> dict:
-    """Writes the answers to the examples; returns latency, throughput, and the scores where there are answers."""
+    """Writes the answers to the examples; returns latency, throughput, and the scores where there are answers.
+
+    Called by all processes; only the root writes and has something to return.
+    """
     log, output_dir = session.log, session.output_dir
     windows = list(convert_examples(examples, session.tokenizer, **window_sizes(), is_training=False))
     log.info(f"{len(examples)} questions, {len(windows)} windows of {FLAGS.predict_file}")
     features = FeatureSet((window.feature for window in windows), SPAN)
     predicted = finetuning.predict(session, function, features, FLAGS.predict_batch_size)
+    if predicted is None:
+        return {}
     answers = select_answers(
         examples,
         windows,

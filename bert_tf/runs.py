@@ -4,27 +4,31 @@ A run lives in its output_dir. An output_dir that holds a checkpoint of the run 
 gives weights only, to a run that starts at step 0.
 """
 
+import contextlib
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import tensorflow as tf
 from absl import flags
 
-from bert_tf import checkpoint
+from bert_tf import checkpoint, distributed
 from bert_tf.distributed import Distributed
 from bert_tf.optimization import Optimizer
-from bert_tf.precision import INITIAL_LOSS_SCALE, PRECISIONS, LossScale, Precision
-from bert_tf.train_step import TrainStep
+from bert_tf.precision import INITIAL_LOSS_SCALE, MAX_CONSECUTIVE_SKIPS, PRECISIONS, LossScale, Precision
+from bert_tf.train_step import TrainStep, UpdateResult
 from bert_tf.weights import ComputeWeights
-from runkit import machine
+from runkit import guards, machine
+from runkit.background import BackgroundWriter
 from runkit.errors import UserError
 from runkit.files import read_json, sha256_file, write_json
 from runkit.log import RunLog, read_log
 from runkit.meters import ThroughputMeter, closing_lines_train
 from runkit.plots import line_plot
 from runkit.progress import duration
+from runkit.signals import StopSignals
 from runkit.store import CheckpointStore
 from runkit.tensorboard import EventWriter
 
@@ -49,12 +53,32 @@ def define_flags() -> None:
     flags.DEFINE_enum("precision", None, list(PRECISIONS), "compute precision; wins over --amp (added)")
     integer("seed", 12345, "governs initial weights, dropout and data order (added)", lower_bound=0)
     integer("keep_checkpoints", 1, "how many of the newest checkpoints stay (added)", lower_bound=1)
+    integer("keep_every", 0, "checkpoints of steps divisible by this stay for ever; 0: none (added)", lower_bound=0)
+    integer(
+        "nonfinite_patience",
+        MAX_CONSECUTIVE_SKIPS,
+        "stop after so many skipped updates in a row (added)",
+        lower_bound=1,
+    )
+    real("explosion_factor", guards.EXPLOSION_FACTOR, "stop when gradient norms are so many times the usual (added)")
+    integer("explosion_patience", guards.EXPLOSION_PATIENCE, "in so many updates in a row (added)", lower_bound=1)
+    real("input_timeout", guards.INPUT_TIMEOUT, "seconds without a batch after which training stops (added)")
 
 
 def refuse_words(argv: Sequence[str]) -> None:
     """Raises UserError for arguments that are no flags."""
     if len(argv) > 1:
         raise UserError(f"arguments without a flag: {list(argv[1:])}; flags are written --name=value")
+
+
+def launch(body: Callable[[Distributed, contextlib.ExitStack], None]) -> None:
+    """Runs a main's body on the processes that --horovod says; under Horovod Elastic whenever their number changes."""
+
+    def with_stack(group: Distributed) -> None:
+        with contextlib.ExitStack() as stack:
+            body(group, stack)
+
+    distributed.launch(FLAGS.horovod, with_stack)
 
 
 def choose_precision(manual_fp16: bool = False) -> Precision:
@@ -102,6 +126,53 @@ def previous_summary(path: Path, step: int) -> dict:
     return summary if isinstance(summary, dict) and summary.get("steps") == step else {}
 
 
+def open_store(output_dir: Path) -> CheckpointStore:
+    """The run's checkpoints, kept as the flags say."""
+    return CheckpointStore(output_dir, keep=FLAGS.keep_checkpoints, milestone_every=FLAGS.keep_every)
+
+
+# ---------------------------------------------------------------------------------------------- the global batch
+class GlobalBatch(NamedTuple):
+    """What an update consists of. It belongs to the run and outlives changes of the number of processes."""
+
+    size: int  # sequences
+    micro_batches: int  # of train_batch_size sequences, dealt to the processes
+    rate_factor: int  # the effective learning rate is this times --learning_rate: processes at the start
+
+
+def global_batch(state: State, group: Distributed, log: RunLog) -> GlobalBatch:
+    """The run's global batch: --train_batch_size times --num_accumulation_steps times the processes, at its start.
+
+    A resume on another number of processes may have the same flags (the micro-batches are dealt to those there are) or
+    flags that make up the same global batch with the new number. Sets what belongs to the run in `state`. Raises
+    UserError for flags that make another global batch, and for more processes than micro-batches.
+    """
+    per_process = FLAGS.train_batch_size * FLAGS.num_accumulation_steps
+    size = state.setdefault("global_batch_size", per_process * group.size)
+    before = state.setdefault("processes", group.size)
+    if size == per_process * group.size:
+        state["processes"] = group.size
+    elif size != per_process * before:
+        raise UserError(
+            f"the run has a global batch of {size} sequences, begun on {before} processes; train_batch_size "
+            f"{FLAGS.train_batch_size} x num_accumulation_steps {FLAGS.num_accumulation_steps} makes {per_process} on "
+            f"each of {group.size}. Resume with values that make {size}, or start in another output_dir with "
+            "--init_checkpoint"
+        )
+    else:
+        log.info(
+            f"the run was begun on {before} processes, this is {group.size}: the global batch stays {size} and the "
+            "effective learning rate what it was"
+        )
+    micro_batches = size // FLAGS.train_batch_size
+    if micro_batches < group.size:
+        raise UserError(
+            f"{group.size} processes for {micro_batches} micro-batches of {FLAGS.train_batch_size}: give a smaller "
+            f"train_batch_size (the run's global batch is {size}), or start fewer processes"
+        )
+    return GlobalBatch(size, micro_batches, state["processes"])
+
+
 # -------------------------------------------------------------------------------------------- start or resume
 def start_or_resume(
     store: CheckpointStore,
@@ -127,7 +198,7 @@ def start_or_resume(
         state = checkpoint.restore_training_state(store, weights.masters, optimizer, loss_scale)
         if state is not None:
             log.info(f"resuming {store.directory} at step {int(optimizer.step)}")
-            _check_same_run(store, state, identity, log)
+            check_same_run(store, state, identity, log)
         elif FLAGS.init_checkpoint:
             log.info(str(checkpoint.load_weights(weights.masters, FLAGS.init_checkpoint, new_head, new_head)))
             check_vocabulary(FLAGS.init_checkpoint, identity.get("vocab_sha256"))
@@ -154,7 +225,7 @@ def check_vocabulary(init_checkpoint: str, vocab_sha256: str | None) -> None:
         )
 
 
-def _check_same_run(store: CheckpointStore, state: State, identity: Mapping[str, Any], log: RunLog) -> None:
+def check_same_run(store: CheckpointStore, state: State, identity: Mapping[str, Any], log: RunLog) -> None:
     """Raises UserError when a checkpoint's run differs from this one in what cannot change on the way."""
     for key, value in identity.items():
         if state.get(key) != value:
@@ -199,6 +270,7 @@ def train(
     no_sums: Any,
     line_values: Callable[[Any, Any], dict[str, float]],
     console_text: Callable[[dict[str, float]], str],
+    batch_names: Callable[[State], list[str]],
     save_steps: int,
     display_steps: int,
 ) -> dict[str, float]:
@@ -206,51 +278,75 @@ def train(
 
     batches: this process's micro-batches of each update, from state["updates"] on. line_values: the values of a log
     line, from the sums of the update just done and those since the last line; console_text: what of them a reader sees.
+    batch_names: what this process's part of the update at `state` consists of, for a diagnosis.
 
     An update whose gradient is not finite is attempted but not done: its records are spent, its step number is used
-    again.
+    again. Raises UserError with a diagnosis when a guard says that the run has gone wrong (see runkit.guards), and
+    SystemExit(128 + signal) when SIGTERM or SIGUSR1 came to any process, after the update under way and a checkpoint.
     """
     optimizer, loss_scale, group = step.optimizer, step.loss_scale, step.distributed
-    done = first = int(optimizer.step)
+    done = first = saved = int(optimizer.step)
     events = EventWriter(store.directory, purge_step=done + 1) if group.is_root else None
     meter = ThroughputMeter(warmup_updates=min(5, (total - done) // 2))
-    since_last_line, started, values = no_sums, time.monotonic(), {}
-    while done < total:
-        meter.start()
-        learning_rate = schedule(done)
-        result = step(next(batches), learning_rate, state["updates"])
-        meter.stop(global_batch)
-        state["updates"] += 1
-        state["records"] += global_batch
-        if not result.applied:
-            scale = f" (loss scale now {float(loss_scale.scale):g})" if loss_scale.enabled else ""
-            log.warning(f"the update after step {done} was skipped: its gradient is not finite{scale}")
-            loss_scale.check(done)
-            continue
-        done += 1
-        since_last_line += result.sums
-        if done % display_steps == 0 or done == total:
-            values = {"throughput_train": meter.lap()} | line_values(result.sums, since_last_line)
-            values |= {"learning_rate": learning_rate, "gradient_norm": result.gradient_norm}
-            if loss_scale.enabled:
-                values["loss_scaler"] = float(loss_scale.scale)
-            seconds_left = (time.monotonic() - started) / (done - first) * (total - done)
-            log.log(done, values, echo=False)
-            log.console(
-                f"step {done}/{total}  {console_text(values)}  lr {learning_rate:.3e}  "
-                f"{values['throughput_train']:.1f} sequences/s  ETA {duration(seconds_left)}"
-            )
-            if events is not None:
-                events.scalars(done, values)
-            since_last_line = no_sums
-        if done % save_steps == 0 or done == total:
-            if group.is_root:
-                checkpoint.save_training_state(store, done, step.weights.masters, optimizer, loss_scale, state)
-                log.info(f"saved {store.directory / store.name}-{done}")
-            group.barrier()
+    norm_guard = guards.GradientNormGuard(FLAGS.explosion_factor, FLAGS.explosion_patience)
+    since_last_line, started, values, stopped, snapshot_seconds = no_sums, time.monotonic(), {}, None, 0.0
+
+    def save() -> None:
+        nonlocal saved, snapshot_seconds
+        if group.is_root and saved != done:
+            begun = time.perf_counter()
+            snapshot = checkpoint.take_snapshot(done, step.weights.masters, optimizer, loss_scale, state)
+            snapshot_seconds += time.perf_counter() - begun
+            writer.submit(lambda: checkpoint.write_snapshot(store, snapshot), lambda path: log.info(f"saved {path}"))
             meter.exclude_next()
+        saved = done
+
+    with StopSignals() as signals, BackgroundWriter() as writer:
+        while done < total and not stopped:
+            meter.start()
+            learning_rate = schedule(done)
+            before = dict(state)
+            result = step(next(batches), learning_rate, state["updates"], signals.requested())
+            meter.stop(global_batch)
+            writer.poll()
+            state["updates"] += 1
+            state["records"] += global_batch
+            if result.stop:
+                stopped = signals.received or signal.SIGTERM
+            if not result.applied:
+                scale = f" (loss scale now {float(loss_scale.scale):g})" if loss_scale.enabled else ""
+                log.warning(f"the update after step {done} was skipped: its gradient is not finite{scale}")
+                if verdict := loss_scale.verdict():
+                    save()  # the weights are those of the last good update
+                    _give_up(verdict, done, saved, result, batch_names(before), group)
+                continue
+            done += 1
+            if verdict := norm_guard.verdict(result.gradient_norm):
+                _give_up(verdict, done, saved, result, batch_names(before), group)
+            since_last_line += result.sums
+            if done % display_steps == 0 or done == total:
+                values = {"throughput_train": meter.lap()} | line_values(result.sums, since_last_line)
+                values |= {"learning_rate": learning_rate, "gradient_norm": result.gradient_norm}
+                if loss_scale.enabled:
+                    values["loss_scaler"] = float(loss_scale.scale)
+                seconds_left = (time.monotonic() - started) / (done - first) * (total - done)
+                log.log(done, values, echo=False)
+                log.console(
+                    f"step {done}/{total}  {console_text(values)}  lr {learning_rate:.3e}  "
+                    f"{values['throughput_train']:.1f} sequences/s  ETA {duration(seconds_left)}"
+                )
+                if events is not None:
+                    events.scalars(done, values)
+                since_last_line = no_sums
+            if done % save_steps == 0 or done == total:
+                save()
+                group.check_hosts()
+        save()
     if events is not None:
         events.close()
+    if stopped:
+        log.info(f"stopped by {stopped.name} after step {done} of {total}; the same command goes on from there")
+        raise SystemExit(128 + stopped)
 
     log.log((), {"throughput_train": meter.throughput, "total_loss": values["total_loss"]}, echo=False)
     for line in closing_lines_train(meter):
@@ -259,7 +355,24 @@ def train(
         "sequences_per_second": meter.throughput,
         "train_seconds": meter.seconds,
         "train_loss": values["avg_loss_step"],
+        "checkpoint_stall_seconds": snapshot_seconds + writer.stalled_seconds,
     }
+
+
+def _give_up(
+    verdict: str, step: int, saved: int, result: UpdateResult, batch: Sequence[str], group: Distributed
+) -> NoReturn:
+    """Ends the run on every process at once, the root with the whole diagnosis."""
+    processes = group.gather_json({"loss": guards.json_number(result.own_loss), "batch": list(batch)})
+    verdict = f"training diverged at step {step}: {verdict}"
+    if processes is None:
+        raise UserError(f"{verdict}; see the root's message")
+    kept = f"The state of step {saved} is saved: go on from it" if saved else "Nothing was saved yet: start again"
+    remedy = (
+        f"{kept} with a lower learning_rate or a longer warm-up (and, with fp16, perhaps bf16 or fp32); if it happens at "
+        "the very start, check the input records named above and the initial checkpoint"
+    )
+    raise UserError(guards.diagnosis(verdict, processes, remedy))
 
 
 def plot_losses(log_path: Path, target: Path, curves: Mapping[str, str], title: str) -> None:

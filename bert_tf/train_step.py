@@ -29,20 +29,22 @@ class UpdateResult(NamedTuple):
     """What one update did, as host values.
 
     sums: over the global batch. gradient_norm: of the complete gradient, before clipping. applied: False when the
-    gradient was not finite and the update was skipped.
+    gradient was not finite and the update was skipped. stop: whether any process was asked to. own_loss: this process's
+    share of the loss sums, for a diagnosis.
     """
 
     sums: Sums
     gradient_norm: float
     applied: bool
+    stop: bool
+    own_loss: float
 
 
 class TrainStep:
     """The update as a callable; compiles on first use.
 
     model: a callable (batch, weights, dropout key) -> outputs, from which the objective takes sums and loss.
-    num_accumulation_steps: micro-batches an update on each process (N).
-    allreduce_post_accumulation: exchange gradients once an update (True) or after every micro-batch.
+    micro_batches: of an update, over all processes.
     compression: of the exchange, see distributed.Distributed.all_reduce_sum.
     use_xla: compile forward and backward pass as one XLA program (one for each shape that occurs).
     batch_spec: signature of the micro-batches, where their shapes vary; by default that of the first.
@@ -56,8 +58,7 @@ class TrainStep:
         optimizer: Optimizer,
         loss_scale: LossScale,
         distributed: Distributed,
-        num_accumulation_steps: int = 1,
-        allreduce_post_accumulation: bool = True,
+        micro_batches: int = 1,
         compression: str | None = None,
         use_xla: bool = False,
         seed: int = 0,
@@ -66,12 +67,15 @@ class TrainStep:
         self.model, self.objective = model, objective
         self.weights, self.optimizer, self.loss_scale = weights, optimizer, loss_scale
         self.distributed, self.compression, self.seed = distributed, compression, seed
-        self.num_accumulation_steps = num_accumulation_steps
-        self.reduce_each = not allreduce_post_accumulation
-        self.micro_batches = num_accumulation_steps * distributed.size  # in a global batch
+        self.micro_batches = micro_batches
+        self.own_micro_batches = len(range(distributed.rank, micro_batches, distributed.size))
+        if not self.own_micro_batches:
+            raise ValueError(
+                f"{micro_batches} micro-batches leave nothing for rank {distributed.rank} of {distributed.size}"
+            )
         self.use_xla = use_xla
         self._forward_backward = tf.function(self._gradients, jit_compile=use_xla or None, autograph=False)
-        if num_accumulation_steps > 1:
+        if self.own_micro_batches > 1:
             self._accumulators = [
                 tf.Variable(tf.zeros(v.shape), trainable=False, name=f"{v.name[:-2]}/accum") for v in weights.masters
             ]
@@ -88,31 +92,32 @@ class TrainStep:
             for first in (True, False)
         )
         self._finish = tf.function(
-            lambda lr: self._apply([v.read_value() for v in self._accumulators], lr, reduced=self.reduce_each),
-            autograph=False,
+            lambda lr: self._apply([v.read_value() for v in self._accumulators], lr), autograph=False
         )
 
-    def __call__(self, batches: Sequence[Batch], learning_rate: float, update: int) -> UpdateResult:
-        """batches: this process's N micro-batches, with the same number of rows. update: number of this update, which
-        together with the run's seed decides the dropout."""
-        if len(batches) != self.num_accumulation_steps:
-            raise ValueError(f"{len(batches)} micro-batches given, {self.num_accumulation_steps} expected")
+    def __call__(self, batches: Sequence[Batch], learning_rate: float, update: int, stop: bool = False) -> UpdateResult:
+        """batches: this process's micro-batches (rank, rank + size, ... of the update's), with the same number of rows.
+        update: number of this update, which together with the run's seed decides the dropout. stop: whether this
+        process was asked to stop, of which all are told."""
+        if len(batches) != self.own_micro_batches:
+            raise ValueError(f"{len(batches)} micro-batches given, {self.own_micro_batches} expected")
         counts = tf.add_n([self.objective.counts(batch) for batch in batches])
-        (counts,) = self.distributed.all_reduce_sum([counts])
+        counts, stops = self.distributed.all_reduce_sum([counts, tf.constant(float(stop))], name="counts")
         # Each micro-batch's loss is scaled to the size of a usual mean, so that float16 gradients of one micro-batch
         # out of many do not vanish; _apply divides by the number of micro-batches.
         factors = self.micro_batches / tf.maximum(counts, 1e-5)
         lr = tf.constant(learning_rate, tf.float32)
         keys = [self._dropout_key(update, index, batch) for index, batch in enumerate(batches)]
-        if self.num_accumulation_steps == 1:
+        if len(batches) == 1:
             sums, norm, finite = self._single(batches[0], factors, keys[0], lr)
         else:
             sums = self._first(batches[0], factors, keys[0])
             for batch, key in zip(batches[1:], keys[1:], strict=True):
                 sums += self._next(batch, factors, key)
             norm, finite = self._finish(lr)
-        sums = type(sums)(*(float(value) for value in self.distributed.all_reduce_sum(list(sums))))
-        return UpdateResult(sums, float(norm), bool(finite))
+        own_loss = float(self.objective.loss(sums, factors)) / self.micro_batches
+        sums = type(sums)(*(float(value) for value in self.distributed.all_reduce_sum(list(sums), name="sums")))
+        return UpdateResult(sums, float(norm), bool(finite), float(stops) > 0, own_loss)
 
     def _dropout_key(self, update: int, index: int, batch: Batch) -> DropoutKey:
         seed = zlib.crc32(f"dropout {self.seed} {update}".encode())
@@ -130,21 +135,18 @@ class TrainStep:
 
     def _single_update(self, batch, factors, key, lr):
         gradients, sums = self._forward_backward(batch, factors, key)
-        return sums, *self._apply(gradients, lr, reduced=False)
+        return sums, *self._apply(gradients, lr)
 
     def _accumulate(self, first: bool, batch, factors, key):
         gradients, sums = self._forward_backward(batch, factors, key)
-        if self.reduce_each:
-            gradients = self.distributed.all_reduce_sum(gradients, self.compression)
         for accumulator, gradient in zip(self._accumulators, gradients, strict=True):
             gradient = tf.cast(gradient, tf.float32)
             accumulator.assign(gradient) if first else accumulator.assign_add(gradient)
         return sums
 
-    def _apply(self, gradients, lr, reduced: bool):
+    def _apply(self, gradients, lr):
         """Returns (gradient norm, whether the update was applied)."""
-        if not reduced:
-            gradients = self.distributed.all_reduce_sum(gradients, self.compression)
+        gradients = self.distributed.all_reduce_sum(gradients, self.compression, "gradients")
         mean = self.loss_scale.inverse() / self.micro_batches
         norm = global_norm(gradients) * mean  # not finite whenever any element on any process was not
         finite = tf.math.is_finite(norm)

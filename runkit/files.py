@@ -1,6 +1,8 @@
 """Files that are whole or absent: written beside their target, synced to disk, then renamed.
 
-Temporary names are hidden (`.<name>.<token>.tmp`), so no glob over finished files can pick one up.
+Temporary names are hidden (`.<name>.<token>.tmp`), so no glob over finished files can pick one up. Their writers hold
+a lock on them, which ends with the process, however it ends: what a killed one left is removed by the next writer of
+the same target, what a living one is writing is not. Where the filesystem has no locks, such remains stay.
 """
 
 import codecs
@@ -11,9 +13,10 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,36 +24,29 @@ from runkit.errors import UserError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # <fcntl.h>, <linux/fs.h>
+_NAME_CHARACTERS = 100  # of a name that its temporary has
 
 
 @contextlib.contextmanager
-def atomic_open(path: str | os.PathLike, mode: str = "wb") -> Iterator[IO]:
+def atomic_open(path: str | os.PathLike, mode: str = "wb", sync: bool = True) -> Iterator[IO]:
     """Opens a temporary file that becomes `path` when the block ends, and vanishes when it raises.
 
     mode is "wb", or "w" for UTF-8 text with "\\n" line ends. Missing parent folders are made; a symbolic link
-    is written through. Raises UserError when the file cannot be made or the disk is full.
+    is written through. sync=False does not wait for the disk, for many small files that can be made again. Raises
+    UserError when the file cannot be made or the disk is full.
     """
     if mode not in ("wb", "w"):
         raise ValueError(f'mode must be "wb" or "w", not {mode!r}')
     target = Path(os.path.realpath(path))
-    temporary = temporary_path(target)
     text = {"encoding": "utf-8", "newline": "\n"} if mode == "w" else {}
-    with naming_write_errors(target):
-        make_directory(target.parent)
-        try:
-            stream = open(temporary, mode.replace("w", "x"), **text)  # noqa: SIM115 (closed below)
-        except OSError as error:
-            raise UserError(f"cannot write {target}: {error.strerror}") from error
-        try:
-            with stream:
-                yield stream
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(temporary, target)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        fsync_directory(target.parent)
+    with naming_write_errors(target), _temporary(target, _make_file) as (temporary, descriptor):
+        with open(descriptor, mode, closefd=False, **text) as stream:  # closed last: its lock goes with it
+            yield stream
+        if sync:
+            os.fsync(descriptor)
+        os.replace(temporary, target)
+        if sync:
+            fsync_directory(target.parent)
 
 
 @contextlib.contextmanager
@@ -64,22 +60,102 @@ def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_dir():
         raise UserError(f"cannot write the folder {target}: a file has that name; move it away")
-    temporary = temporary_path(target)
     with naming_write_errors(target):
-        make_directory(temporary)
-        try:
+        with _temporary(target, _make_folder) as (temporary, _):
             yield temporary
             for folder, _, names in os.walk(temporary):
                 for name in names:
                     fsync_file(os.path.join(folder, name))
                 fsync_directory(folder)
             replaced = _move_into_place(temporary, target)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        fsync_directory(target.parent)
+            fsync_directory(target.parent)
         if replaced:
             shutil.rmtree(replaced)
+        remove_abandoned(target.parent, target.name, "old")
+
+
+@contextlib.contextmanager
+def temporary_directory(path: str | os.PathLike) -> Iterator[Path]:
+    """Yields an empty temporary folder beside `path`, which goes when the block ends. Raises UserError when it cannot
+    be made or the disk is full."""
+    target = Path(os.path.realpath(path))
+    with naming_write_errors(target), _temporary(target, _make_folder) as (temporary, _):
+        try:
+            yield temporary
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _temporary(target: Path, make: Callable[[Path], int]) -> Iterator[tuple[Path, int]]:
+    """Yields a fresh temporary for target and its descriptor, locked while the block lasts; removes it when the block
+    raises, and before that what killed writers of the target have left."""
+    make_directory(target.parent)
+    remove_abandoned(target.parent, target.name)
+    temporary, descriptor = _claim(target, make)
+    try:
+        yield temporary, descriptor
+    except BaseException:
+        _remove(temporary)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _claim(target: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
+    while True:
+        temporary = temporary_path(target)
+        try:
+            descriptor = make(temporary)
+        except OSError as error:
+            raise UserError(f"cannot write {target}: {error.strerror}") from error
+        if _lock(descriptor) and temporary.exists():
+            return temporary, descriptor
+        os.close(descriptor)  # another writer has seen it before it was locked, and takes it for abandoned
+
+
+def _make_file(path: Path) -> int:
+    return os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+
+
+def _make_folder(path: Path) -> int:
+    os.mkdir(path)
+    return os.open(path, os.O_RDONLY)
+
+
+def _lock(descriptor: int) -> bool:
+    """Locks an open file; False when another has locked it. A filesystem without locks refuses nobody."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def remove_abandoned(folder: str | os.PathLike, name: str = "", kind: str = "tmp") -> None:
+    """Removes what killed writers of <folder>/<name> left, or of anything in the folder.
+
+    kind "tmp": what they were writing; "old": what they were about to replace.
+    """
+    pattern = re.compile(rf"\.{re.escape(name[:_NAME_CHARACTERS]) or '.+'}\.[0-9a-f]{{8}}\.{kind}")
+    for entry in os.scandir(folder):
+        if pattern.fullmatch(entry.name):
+            with contextlib.suppress(OSError):  # gone, not ours to remove, or on a filesystem without locks
+                descriptor = os.open(entry, os.O_RDONLY if entry.is_dir(follow_symlinks=False) else os.O_RDWR)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _remove(Path(entry))
+                finally:
+                    os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _move_into_place(temporary: Path, target: Path) -> Path | None:
@@ -129,7 +205,7 @@ def make_directory(path: str | os.PathLike) -> None:
 
 def temporary_path(path: Path) -> Path:
     """A fresh hidden name in the folder of `path`."""
-    return path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.tmp")
+    return path.with_name(f".{path.name[:_NAME_CHARACTERS]}.{secrets.token_hex(4)}.tmp")
 
 
 def fsync_file(path: str | os.PathLike) -> None:
@@ -187,6 +263,30 @@ def write_json(path: str | os.PathLike, obj: Any) -> None:
         stream.write(text)
 
 
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def parse_json(text: str) -> Any:
+    """json.loads of text from outside: whatever it refuses is a JSONDecodeError.
+
+    That is also nesting and numbers beyond Python's limits, and half of a surrogate pair ("\\ud800"), which is no
+    character and could be written nowhere.
+    """
+    try:
+        value = json.loads(text)
+        if _SURROGATE_ESCAPE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError:
+        raise
+    except RecursionError:
+        raise json.JSONDecodeError("lists or objects are nested too deeply", text, 0) from None
+    except UnicodeEncodeError as error:
+        raise json.JSONDecodeError("half of a surrogate pair, which is no character", text, 0) from error
+    except ValueError as error:
+        raise json.JSONDecodeError("a number has too many digits", text, 0) from error
+    return value
+
+
 def read_json(path: str | os.PathLike) -> Any:
     """Reads a JSON file (UTF-8, BOM allowed); UserError naming file, line and column when it is broken."""
     try:
@@ -196,7 +296,7 @@ def read_json(path: str | os.PathLike) -> Any:
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 at byte {error.start}") from error
     try:
-        return json.loads(text)
+        return parse_json(text)
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from error
 

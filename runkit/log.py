@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from runkit.errors import UserError
-from runkit.files import json_default, make_directory, naming_write_errors
+from runkit.files import json_default, make_directory, naming_write_errors, parse_json
 from runkit.progress import print_line
 
 Step = int | str | Sequence[int]
@@ -161,7 +161,7 @@ def read_log(path: str | os.PathLike) -> list[dict[str, Any]]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.startswith(_PREFIX):
             try:
-                records.append(json.loads(line.removeprefix(_PREFIX)))
+                records.append(parse_json(line.removeprefix(_PREFIX)))
             except json.JSONDecodeError:
                 warnings.warn(f"{path}:{number}: torn line left out", stacklevel=2)
     return records

@@ -1,18 +1,21 @@
-"""The checkpoint store: kill -9 or pull the plug at any moment, and the old or the new checkpoint loads.
+"""Checkpoints on disk: kill -9 or pull the plug at any moment, and the old or the new checkpoint loads.
 
-A checkpoint is a set of files `<name>-<step>*` and a manifest `<name>-<step>.manifest.json` with the size and
-SHA-256 of each, and the run's state. It exists exactly when its manifest does. A save takes these steps:
+docs/checkpoints.md is the contract. A checkpoint is a set of files `<name>*` and a manifest `<name>.manifest.json` with
+the size and SHA-256 of each, and the run's state. It exists exactly when its manifest does. A save takes these steps:
 
     1. files and manifest go to a hidden folder and are synced to disk
     2. the files move to their names; so far, a kill leaves the old checkpoint
     3. the manifest moves to its name: from here on there is the new checkpoint
-    4. TensorFlow's `checkpoint` file follows, then the removal of checkpoints beyond `keep`
+    4. those beyond retention are removed
 
 Whatever a killed save leaves lies in a hidden folder or is listed by the manifest in one. The next save
 removes it.
+
+CheckpointFiles does this for checkpoints of any names; CheckpointStore for those of TensorFlow's, `<name>-<step>`.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import operator
@@ -20,9 +23,9 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from runkit.errors import UserError
 from runkit.files import (
@@ -30,12 +33,22 @@ from runkit.files import (
     fsync_directory,
     fsync_file,
     make_directory,
-    naming_write_errors,
     read_json,
     sha256_file,
     temporary_path,
     write_json,
 )
+
+T = TypeVar("T")
+MANIFEST = ".manifest.json"
+# What a disk may refuse, and what its user can do about it.
+REMEDIES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "remove other files of yours, or have the quota raised",
+    errno.EROFS: "have the file system mounted for writing, or give another folder",
+    errno.EACCES: "make the folder writable to you, or give another one",
+    errno.EPERM: "make the folder writable to you, or give another one",
+}
 
 
 class Checkpoint(NamedTuple):
@@ -46,79 +59,93 @@ class Checkpoint(NamedTuple):
     state: dict[str, Any]  # what `save` was given, as read back from JSON
 
 
-class CheckpointStore:
-    """Checkpoints of one run in `directory`, the newest `keep` of them. One process saves, any may read."""
+class CheckpointFiles:
+    """The checkpoints of one run in `directory`, by name. One process saves, one at a time; any may read."""
 
-    def __init__(self, directory: str | os.PathLike, name: str = "model.ckpt", keep: int = 1):
-        if keep < 1:
-            raise ValueError(f"keep must be at least 1, not {keep}")
-        self.directory, self.name, self.keep = Path(directory), name, keep
+    def __init__(self, directory: str | os.PathLike, pattern: str, lone_suffix: str = ""):
+        """pattern: a regular expression for all names; its groups are the numbers that order them (absent: 0).
 
-    def save(self, step: int, write_files: Callable[[str], None], state: dict[str, Any]) -> Path:
-        """Saves a checkpoint and returns its prefix, `<directory>/<name>-<step>`.
-
-        write_files(prefix) writes one or more files `<prefix>*`; state is plain JSON. An error in write_files
-        leaves everything as it was and is passed on. Raises UserError when the disk is full, TypeError when
-        the state is not JSON, ValueError for a negative step or if write_files wrote nothing or other files.
+        lone_suffix: where given, a checkpoint is the single file <name><lone_suffix>, which holds checksums of its own
+        and so counts without a manifest as well: its reader has to check it.
         """
-        step, state = operator.index(step), json.loads(json.dumps(state))
-        if step < 0:
-            raise ValueError(f"step must not be negative: {step}")
-        prefix, manifest = f"{self.name}-{step}", self._manifest(step)
-        make_directory(self.directory)
-        with naming_write_errors(self.directory / prefix):
+        self.directory, self.lone_suffix = Path(directory), lone_suffix
+        self._name = re.compile(pattern)
+
+    def save(self, name: str, step: int, write_files: Callable[[str], None], state: dict[str, Any]) -> Path:
+        """Saves a checkpoint and returns its prefix, `<directory>/<name>`.
+
+        write_files(prefix) writes one or more files `<prefix>*`; step is the count of updates; state is plain JSON. An
+        error in write_files leaves everything as it was and is passed on. Raises UserError when the disk refuses (full,
+        read-only, over quota, no permission), TypeError when the state is not JSON, ValueError if write_files wrote
+        nothing or other files.
+        """
+        state = json.loads(json.dumps(state))
+        manifest = self.manifest(name)
+        with _naming_refusals(self.directory / name):
+            make_directory(self.directory)
             self._clean()
-            pending = self._pending_folder(step)
+            pending = self._pending_folder(name)
             try:
-                write_files(str(pending / prefix))
-                files = _describe(pending, prefix)
-                write_json(pending / manifest.name, _sealed(step, prefix, files, state))
-                self._set_aside(step)
+                write_files(str(pending / name))
+                files = _describe(pending, name)
+                write_json(pending / manifest.name, _sealed(step, name, files, state))
+                self._set_aside(name)
                 for file in files:
                     os.replace(pending / file, self.directory / file)
                 fsync_directory(self.directory)
                 os.replace(pending / manifest.name, manifest)
                 fsync_directory(self.directory)
-            finally:
-                self._discard(pending)
-            self._retain(step)
-        return self.directory / prefix
+            except BaseException:
+                with contextlib.suppress(OSError):  # a disk may refuse this too; then the next save does it
+                    self._discard(pending)
+                raise
+            self._clean()
+        return self.directory / name
 
-    def steps(self) -> list[int]:
-        """The steps of all published checkpoints, oldest first."""
-        pattern = re.compile(rf"{re.escape(self.name)}-(0|[1-9]\d*)\.manifest\.json")
-        matches = map(pattern.fullmatch, self._names())
-        return sorted(int(match[1]) for match in matches if match)
+    def names(self) -> list[str]:
+        """All checkpoints, oldest first."""
+        ends = (MANIFEST, self.lone_suffix) if self.lone_suffix else (MANIFEST,)
+        found = {file.removesuffix(end) for file in self._listdir() for end in ends if file.endswith(end)}
+        return sorted(filter(self._name.fullmatch, found), key=self.age)
 
-    def read(self, step: int) -> Checkpoint:
-        """The checkpoint of a step, every byte checked; UserError naming file and cause if it is damaged."""
-        manifest = _read_manifest(self._manifest(step))
-        if manifest["step"] != step:
-            raise UserError(f"{self._manifest(step)}: is the manifest of step {manifest['step']}")
-        for name, expected in manifest["files"].items():
-            path = self.directory / name
+    def age(self, name: str) -> tuple[int, ...]:
+        """The numbers in a name, which order checkpoints."""
+        return tuple(int(number or 0) for number in self._name.fullmatch(name).groups())
+
+    def manifest(self, name: str) -> Path:
+        """Where the manifest of a checkpoint lies, if it has one."""
+        return self.directory / f"{name}{MANIFEST}"
+
+    def read(self, name: str) -> Checkpoint:
+        """A checkpoint with a manifest, every byte checked; UserError naming file and cause if it is damaged."""
+        manifest = _read_manifest(self.manifest(name))
+        if manifest["prefix"] not in (name, _aside(name)):
+            raise UserError(f"{self.manifest(name)} is the manifest of {manifest['prefix']}")
+        for file, expected in manifest["files"].items():
+            path = self.directory / file
             if not path.is_file():
-                raise UserError(f"{path}: missing")
+                raise UserError(f"{path} is missing")
             if path.stat().st_size != expected["bytes"]:
-                raise UserError(f"{path}: {path.stat().st_size} bytes instead of {expected['bytes']}")
+                raise UserError(f"{path} is damaged: {path.stat().st_size} bytes instead of {expected['bytes']}")
             if sha256_file(path) != expected["sha256"]:
-                raise UserError(f"{path}: contents do not match their checksum")
-        return Checkpoint(step, str(self.directory / manifest["prefix"]), manifest["state"])
+                raise UserError(f"{path} is damaged: its contents do not match their checksum")
+        return Checkpoint(manifest["step"], str(self.directory / manifest["prefix"]), manifest["state"])
 
-    def newest_valid(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole; None only where none was ever saved.
+    def newest_valid(self, names: Sequence[str], read: Callable[[str], T], warn: Callable[[str], None]) -> T | None:
+        """What `read` returns for the newest of `names`, oldest first, that is whole; None only where there are none.
 
-        A damaged one is named in a warning and the next older one tried. Raises UserError when there are
-        checkpoints, or files of some, and none is whole: training must not start over in silence.
+        A damaged one, for which `read` raises UserError or OSError, is named through `warn` and the one before it
+        tried. Raises UserError when there are checkpoints, or files of some, and none is whole: training must not start
+        over in silence.
         """
         damages = []
-        for step in reversed(self.steps()):
+        for name in reversed(names):
             try:
-                return self.read(step)
+                return read(name)
             except (UserError, OSError) as error:
                 damages.append(str(error))
-                warnings.warn(f"checkpoint of step {step} is damaged: {error}", stacklevel=2)
-        damages += [f"{self.directory / name}: no manifest" for name in self._unexplained_files()]
+                warn(f"{error}; trying the checkpoint before it")
+        damages += [f"{self.directory / file} has no manifest" for file in self._unexplained_files()]
         if damages:
             raise UserError(
                 f"no usable checkpoint in {self.directory} ({'; '.join(damages)}); "
@@ -126,100 +153,193 @@ class CheckpointStore:
             )
         return None
 
-    def _set_aside(self, step: int) -> None:
-        """Before a step is saved anew: gives its present checkpoint other file names, under which it stays
-        loadable until the new one is published. A damaged one has nothing to protect and goes.
+    def remove(self, name: str) -> None:
+        """Removes a checkpoint; its manifest first, to a hidden folder, where it lists what a kill leaves.
+
+        Raises UserError when the disk refuses.
         """
-        if step not in self.steps():
-            return
-        try:
-            self.read(step)
-        except (UserError, OSError):
-            self._remove(step)
-            return
-        manifest = _read_manifest(self._manifest(step))
-        aside = f".{self.name}-{step}.replaced"
-        if manifest["prefix"] == aside:  # a killed save came this far
-            return
-        pending = self._pending_folder(step)
-        _link_or_copy(self._manifest(step), pending / self._manifest(step).name)
-        renamed = {name: aside + name.removeprefix(manifest["prefix"]) for name in manifest["files"]}
-        for name, other in renamed.items():
-            _link_or_copy(self.directory / name, self.directory / other)
-        fsync_directory(self.directory)
-        files = {renamed[name]: expected for name, expected in manifest["files"].items()}
-        write_json(self._manifest(step), _sealed(step, aside, files, manifest["state"]))
-        self._discard(pending)
-
-    def _retain(self, saved: int) -> None:
-        """Lists the kept checkpoints for TensorFlow, then removes older ones.
-
-        Steps beyond the one just saved are damaged leftovers from before a resume: neither counted nor
-        removed.
-        """
-        steps = [step for step in self.steps() if step <= saved]
-        self._write_tensorflow_index(steps[-self.keep :])
-        for step in steps[: -self.keep]:
-            self._remove(step)
-        self._clean()
-
-    def _remove(self, step: int) -> None:
-        """Removes a checkpoint; its manifest first, to a hidden folder, where it lists what a kill leaves."""
-        pending = self._pending_folder(step)
-        os.replace(self._manifest(step), pending / self._manifest(step).name)
-        self._discard(pending)
-
-    def _write_tensorflow_index(self, steps: list[int]) -> None:
-        """Writes the text file `checkpoint` (a CheckpointState) that tf.train.latest_checkpoint reads."""
-        published = self._published()
-        prefixes = [json.dumps(published[step]["prefix"]) for step in steps if step in published]
-        with atomic_open(self.directory / "checkpoint", "w") as stream:
-            stream.write(f"model_checkpoint_path: {prefixes[-1]}\n")
-            stream.writelines(f"all_model_checkpoint_paths: {prefix}\n" for prefix in prefixes)
+        with _naming_refusals(self.directory / name, "remove"):
+            if self.manifest(name).exists():
+                pending = self._pending_folder(name)
+                os.replace(self.manifest(name), pending / self.manifest(name).name)
+                self._discard(pending)
+            if self.lone_suffix:
+                (self.directory / f"{name}{self.lone_suffix}").unlink(missing_ok=True)
 
     def _clean(self) -> None:
-        """Removes what killed saves left behind."""
-        own = re.compile(rf"\.{re.escape(self.name)}-\d+\.(.*\.tmp|replaced.*)|\.checkpoint\..*\.tmp")
-        for name in set(filter(own.fullmatch, self._names())) - self._published_files():
-            path = self.directory / name
+        """Removes hidden files and folders: of this save, and what killed ones left (also of TensorFlow's index)."""
+        own = re.compile(rf"\.(?:{self._name.pattern})\.(.*\.tmp|replaced.*)|\.checkpoint\..*\.tmp")
+        for file in set(filter(own.fullmatch, self._listdir())) - self._published_files():
+            path = self.directory / file
             if path.is_dir():
                 self._discard(path)
             else:
                 path.unlink()
 
+    def _set_aside(self, name: str) -> None:
+        """Before a name is saved anew: gives its present checkpoint other file names, under which it stays
+        loadable until the new one is published. A damaged one has nothing to protect and goes.
+        """
+        if not self.manifest(name).exists():
+            return
+        try:
+            self.read(name)
+        except UserError:
+            self.remove(name)
+            return
+        manifest = _read_manifest(self.manifest(name))
+        aside = _aside(name)
+        if manifest["prefix"] == aside:  # a killed save came this far
+            return
+        pending = self._pending_folder(name)
+        _link_or_copy(self.manifest(name), pending / self.manifest(name).name)
+        renamed = {file: aside + file.removeprefix(name) for file in manifest["files"]}
+        for file, other in renamed.items():
+            _link_or_copy(self.directory / file, self.directory / other)
+        fsync_directory(self.directory)
+        files = {renamed[file]: expected for file, expected in manifest["files"].items()}
+        write_json(self.manifest(name), _sealed(manifest["step"], aside, files, manifest["state"]))
+        self._discard(pending)
+
     def _discard(self, pending: Path) -> None:
-        """Removes a hidden folder, and those files its manifest lists that no published one does."""
-        for name in _listed_files(pending) - self._published_files():
-            (self.directory / name).unlink(missing_ok=True)
+        """Removes a hidden folder, and those files its manifest lists that no published one does.
+
+        A lone file stays: it got its name as a whole, and counts without a manifest.
+        """
+        if not self.lone_suffix:
+            for file in _listed_files(pending) - self._published_files():
+                (self.directory / file).unlink(missing_ok=True)
         shutil.rmtree(pending)
 
     def _unexplained_files(self) -> list[str]:
-        """Checkpoint files that neither a manifest nor a killed save accounts for."""
-        known = self._published_files().union(*map(_listed_files, self.directory.glob(f".{self.name}-*.tmp")))
-        pattern = re.compile(rf"{re.escape(self.name)}-\d+\.(?!manifest\.json$).*")
-        return sorted(set(filter(pattern.fullmatch, self._names())) - known)
-
-    def _published(self) -> dict[int, dict[str, Any]]:
-        """The undamaged manifests by step."""
-        manifests = {}
-        for step in self.steps():
-            with contextlib.suppress(UserError):
-                manifests[step] = _read_manifest(self._manifest(step))
-        return manifests
+        """Checkpoint files that neither a manifest nor a killed save accounts for; no lone ones, which need neither."""
+        if self.lone_suffix:
+            return []
+        files = re.compile(rf"(?:{self._name.pattern})\.(?!manifest\.json$).*")
+        hidden = re.compile(rf"\.(?:{self._name.pattern})\..*\.tmp")
+        pending = [self.directory / file for file in filter(hidden.fullmatch, self._listdir())]
+        known = self._published_files().union(*map(_listed_files, pending))
+        return sorted(set(filter(files.fullmatch, self._listdir())) - known)
 
     def _published_files(self) -> set[str]:
-        return {name for manifest in self._published().values() for name in manifest["files"]}
+        files = set()
+        for name in self.names():
+            with contextlib.suppress(UserError):  # damaged, or a lone file without one
+                files.update(_read_manifest(self.manifest(name))["files"])
+        return files
 
-    def _manifest(self, step: int) -> Path:
-        return self.directory / f"{self.name}-{step}.manifest.json"
-
-    def _pending_folder(self, step: int) -> Path:
-        folder = temporary_path(self.directory / f"{self.name}-{step}")
+    def _pending_folder(self, name: str) -> Path:
+        folder = temporary_path(self.directory / name)
         folder.mkdir()
         return folder
 
-    def _names(self) -> list[str]:
+    def _listdir(self) -> list[str]:
         return os.listdir(self.directory) if self.directory.is_dir() else []
+
+
+class CheckpointStore:
+    """Checkpoints `<name>-<step>*` of one run in `directory`, as TensorFlow names them.
+
+    Kept are the newest `keep`, the milestones (the steps given, and every multiple of milestone_every, 0: none), and
+    the step that `save` is told is the best. One process saves, one at a time; any may read.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike,
+        name: str = "model.ckpt",
+        keep: int = 1,
+        milestones: Collection[int] = (),
+        milestone_every: int = 0,
+    ):
+        if keep < 1 or milestone_every < 0:
+            raise ValueError(f"keep must be at least 1, not {keep}, and milestone_every 0 or more: {milestone_every}")
+        self.directory, self.name, self.keep = Path(directory), name, keep
+        self.milestones, self.milestone_every = set(milestones), milestone_every
+        self._files = CheckpointFiles(directory, rf"{re.escape(name)}-(0|[1-9]\d*)")
+
+    def save(
+        self, step: int, write_files: Callable[[str], None], state: dict[str, Any], best: int | None = None
+    ) -> Path:
+        """Saves a checkpoint, removes those beyond retention, and returns the prefix, `<directory>/<name>-<step>`.
+
+        best: the step of a checkpoint to be kept beside the others, for the caller to remember in `state`. The rest is
+        as in CheckpointFiles.save; raises ValueError for a negative step too.
+        """
+        step = operator.index(step)
+        if step < 0:
+            raise ValueError(f"step must not be negative: {step}")
+        prefix = self._files.save(self._name_of(step), step, write_files, state)
+        self._retain(step, best)
+        return prefix
+
+    def steps(self) -> list[int]:
+        """The steps of all published checkpoints, oldest first."""
+        return [step for name in self._files.names() for step in self._files.age(name)]
+
+    def read(self, step: int) -> Checkpoint:
+        """The checkpoint of a step, every byte checked; UserError naming file and cause if it is damaged."""
+        return self._files.read(self._name_of(step))
+
+    def newest_valid(self, warn: Callable[[str], None] = warnings.warn) -> Checkpoint | None:
+        """The newest checkpoint that is whole; None only where none was ever saved (see CheckpointFiles)."""
+        return self._files.newest_valid(self._files.names(), self._files.read, warn)
+
+    def _retain(self, saved: int, best: int | None) -> None:
+        """Lists the kept checkpoints for TensorFlow, then removes the others.
+
+        Steps beyond the one just saved are damaged leftovers from before a resume: neither counted nor
+        removed.
+        """
+
+        def stays(step: int) -> bool:
+            every = self.milestone_every
+            return step == best or step in self.milestones or (every > 0 and step % every == 0)
+
+        steps = [step for step in self.steps() if step <= saved]
+        kept = retained(steps, self.keep, stays)
+        self._write_tensorflow_index(kept)
+        for step in steps:
+            if step not in kept:
+                self._files.remove(self._name_of(step))
+
+    def _write_tensorflow_index(self, steps: list[int]) -> None:
+        """Writes the text file `checkpoint` (a CheckpointState) that tf.train.latest_checkpoint reads."""
+        prefixes = []
+        for step in steps:
+            with contextlib.suppress(UserError):  # a damaged manifest
+                prefixes.append(json.dumps(_read_manifest(self._files.manifest(self._name_of(step)))["prefix"]))
+        index = self.directory / "checkpoint"
+        with _naming_refusals(index), atomic_open(index, "w") as stream:
+            stream.write(f"model_checkpoint_path: {prefixes[-1]}\n")
+            stream.writelines(f"all_model_checkpoint_paths: {prefix}\n" for prefix in prefixes)
+
+    def _name_of(self, step: int) -> str:
+        return f"{self.name}-{step}"
+
+
+def retained(checkpoints: Sequence[T], keep: int, stays: Callable[[T], bool]) -> list[T]:
+    """Of checkpoints, oldest first, those to be kept: the newest `keep` and those that stay whatever their age."""
+    return [*filter(stays, checkpoints[:-keep]), *checkpoints[-keep:]]
+
+
+@contextlib.contextmanager
+def _naming_refusals(path: Path, verb: str = "write") -> Iterator[None]:
+    """Turns a disk's refusal inside the block into a UserError that names `path`, cause and remedy."""
+    try:
+        yield
+    except (OSError, UserError) as error:
+        refusal = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(refusal, OSError) or refusal.errno not in REMEDIES:
+            raise
+        raise UserError(
+            f"cannot {verb} {path}: {os.strerror(refusal.errno)}; {REMEDIES[refusal.errno]}, then run again. The "
+            f"checkpoints saved before in {path.parent} are as they were"
+        ) from error
+
+
+def _aside(name: str) -> str:
+    return f".{name}.replaced"
 
 
 def _describe(folder: Path, prefix: str) -> dict[str, dict[str, Any]]:
@@ -247,9 +367,14 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     manifest = read_json(path)
     contents = dict(manifest) if isinstance(manifest, dict) else {}
     if contents.pop("sha256", None) != _digest(contents):
-        raise UserError(f"{path}: contents do not match their checksum")
-    if any(name != os.path.basename(name) for name in [manifest["prefix"], *manifest["files"]]):
-        raise UserError(f"{path}: lists files outside its folder")
+        raise UserError(f"{path} is damaged: its contents do not match their checksum")
+    match contents:
+        case {"step": int(), "prefix": str(prefix), "files": dict(files), "state": dict()}:
+            pass
+        case _:
+            raise UserError(f"{path} is not the manifest of a checkpoint")
+    if any(name != os.path.basename(name) for name in [prefix, *files]):
+        raise UserError(f"{path} lists files outside its folder")
     return contents
 
 

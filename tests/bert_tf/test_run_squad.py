@@ -1,6 +1,7 @@
 """The SQuAD main end to end with a tiny model: training, answers, scores, kill -9 and resume, refusals."""
 
 import json
+import re
 import random
 import shutil
 import signal
@@ -162,7 +163,8 @@ def test_killed_and_resumed_equals_undisturbed(files, tmp_path):
     resumed = start(values)
     output, _ = resumed.communicate()
     assert resumed.returncode == 0, output
-    assert "resuming" in output and "at step 14" in output and "features from" in output
+    # A checkpoint is written beside the training: that of step 14 may have been under way.
+    assert re.search(r"resuming .* at step (7|14)\b", output) and "features from" in output
     one, two = (checkpoint.read_tensors(tmp_path / name) for name in ("whole", "killed"))
     assert sorted(one) == sorted(two)
     for name in one:
@@ -219,7 +221,7 @@ def test_a_resume_with_other_data_or_batch_is_refused(trained, files, tmp_path, 
     with pytest.raises(UserError, match="trained with training_features"):
         run_here(run_squad, run | {"train_file": tmp_path / "other.json"})
     assert (copy / "train.tf_record").read_bytes() == features
-    with pytest.raises(UserError, match="global_batch_size 8, not 16"):
+    with pytest.raises(UserError, match="global batch of 8 sequences.* makes 16 on"):
         run_here(run_squad, run | {"train_batch_size": 16})
     with pytest.raises(UserError, match="started from random weights"):
         run_here(run_squad, run | {"init_checkpoint": trained})

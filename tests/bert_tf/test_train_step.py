@@ -102,25 +102,41 @@ class FakeGroup(Distributed):
 
     def __init__(self, rank: int, size: int):
         self.rank, self.size = rank, size
-        self.calls: list[int] = []
+        self.calls: list[str] = []
 
-    def all_reduce_sum(self, tensors: Sequence[tf.Tensor], compression=None):
-        self.calls.append(len(tensors))
+    def all_reduce_sum(self, tensors: Sequence[tf.Tensor], compression=None, name="tensors"):
+        self.calls.append(name)
         return [t * self.size for t in tensors]  # all ranks hold the same data in this test
 
 
-@pytest.mark.parametrize("post, reductions", [(True, 1), (False, 2)])
-def test_gradients_are_exchanged_once_an_update_or_once_a_micro_batch(post, reductions):
+@pytest.mark.parametrize("micro_batches", [2, 4])
+def test_gradients_are_exchanged_once_an_update(micro_batches):
     group = FakeGroup(0, 2)
-    setup = Setup(2, group=group, allreduce_post_accumulation=post)
-    setup.step(split(make_batch(), 2), LEARNING_RATE, 0)
-    of_gradients = [n for n in group.calls if n == len(setup.weights.masters)]
-    # Graph functions are traced once each: one trace of the exchange after accumulation, or one in each micro-step.
-    assert len(of_gradients) == reductions
+    setup = Setup(micro_batches, group=group)
+    setup.step(split(make_batch(), micro_batches // 2), LEARNING_RATE, 0)
+    assert [name for name in group.calls if name == "gradients"] == ["gradients"]
+
+
+def test_micro_batches_are_dealt_although_the_processes_do_not_divide_them():
+    steps = [Setup(5, group=FakeGroup(rank, 3)).step for rank in range(3)]
+    assert [step.own_micro_batches for step in steps] == [2, 2, 1]
+    with pytest.raises(ValueError, match="nothing for rank 2"):
+        Setup(2, group=FakeGroup(2, 3))
+
+
+def test_a_process_asked_to_stop_tells_all(whole):
+    setup = Setup(1)
+    assert not whole[1][0].stop
+    assert setup.step([make_batch()], LEARNING_RATE, 0, stop=True).stop
+
+
+def test_own_loss_is_this_processs_share(whole):
+    result = whole[1][0]
+    np.testing.assert_allclose(result.own_loss, result.sums.means()["loss"], rtol=1e-6)
 
 
 def test_ranks_draw_the_dropout_of_their_place():
-    setup = Setup(2, group=FakeGroup(1, 3))
+    setup = Setup(6, group=FakeGroup(1, 3))
     key = setup.step._dropout_key(7, 1, make_batch(examples=4))
     assert int(key.first_row) == (1 * 3 + 1) * 4
     assert int(Setup(2).step._dropout_key(7, 0, make_batch()).seed) == int(key.seed)

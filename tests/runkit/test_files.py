@@ -140,6 +140,82 @@ def test_atomic_directory_killed_leaves_the_old_folder(tmp_path):
     assert all(name == "data" or name.startswith(".") for name in names(tmp_path))
 
 
+KILLED_WHILE = """
+import os, signal, sys
+from pathlib import Path
+from runkit import files
+with getattr(files, sys.argv[1])(sys.argv[2]) as made:
+    if isinstance(made, Path):
+        (made / "half").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def killed_while(writer, path):
+    root = pathlib.Path(files.__file__).parents[1]
+    child = subprocess.run([sys.executable, "-c", KILLED_WHILE, writer, str(path)], cwd=root)
+    assert child.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("writer", ["atomic_open", "atomic_directory", "temporary_directory"])
+def test_the_next_writer_removes_what_a_killed_one_left(tmp_path, writer):
+    killed_while(writer, tmp_path / "a")
+    killed_while(writer, tmp_path / "ab")
+    left = names(tmp_path)
+    assert len(left) == 2
+    with getattr(files, writer)(tmp_path / "a"):
+        pass
+    ours = [] if writer == "temporary_directory" else ["a"]
+    assert names(tmp_path) == sorted([*ours, *(name for name in left if name.startswith(".ab."))]), (
+        "of this target only"
+    )
+    files.remove_abandoned(tmp_path)
+    assert names(tmp_path) == ours
+
+
+@pytest.mark.parametrize("writer", ["atomic_open", "atomic_directory", "temporary_directory"])
+def test_what_a_living_writer_is_at_stays(tmp_path, writer):
+    for mode in ("in this process", "in another"):
+        target = tmp_path / mode
+        with getattr(files, writer)(target / "a"):
+            (at_work,) = names(target)
+            if mode == "in another":
+                code = "import sys; from runkit import files; files.remove_abandoned(sys.argv[1])"
+                root = pathlib.Path(files.__file__).parents[1]
+                subprocess.run([sys.executable, "-c", code, str(target)], cwd=root, check=True)
+            else:
+                with files.atomic_open(target / "a"):
+                    pass
+                (target / "a").unlink()
+            assert names(target) == [at_work]
+
+
+def test_a_temporary_that_is_seen_before_it_is_locked_is_made_anew(tmp_path, monkeypatch):
+    lock, swept = files._lock, []
+
+    def swept_first(descriptor):
+        if not swept:
+            swept.append(True)
+            files.remove_abandoned(tmp_path)
+        return lock(descriptor)
+
+    monkeypatch.setattr(files, "_lock", swept_first)
+    with files.atomic_open(tmp_path / "a") as stream:
+        stream.write(b"x")
+    assert swept and names(tmp_path) == ["a"] and (tmp_path / "a").read_bytes() == b"x"
+
+
+def test_on_a_filesystem_without_locks_nothing_is_taken_for_abandoned(tmp_path, monkeypatch):
+    def without(descriptor, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    (tmp_path / ".a.0123abcd.tmp").touch()
+    monkeypatch.setattr(files.fcntl, "flock", without)
+    with files.atomic_open(tmp_path / "a"):
+        pass
+    assert names(tmp_path) == [".a.0123abcd.tmp", "a"]
+
+
 def test_sha256_file(tmp_path):
     data = bytes(range(256)) * 5000
     (tmp_path / "a").write_bytes(data)

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -16,7 +15,8 @@ import numpy as np
 import pytest
 
 from runkit.errors import UserError
-from runkit.store import CheckpointStore
+from runkit.store import CheckpointFiles, CheckpointStore, retained
+from tests.runkit.small_disk import read_only, small_disk
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -84,13 +84,53 @@ def test_retention(tmp_path, keep):
     assert names(tmp_path) == files_of(*kept)
 
 
+@pytest.mark.parametrize(
+    ("settings", "best", "kept"),
+    [
+        ({"keep": 1}, None, [100]),
+        ({"keep": 3}, None, [80, 90, 100]),
+        ({"keep": 1, "milestones": [20, 50, 999]}, None, [20, 50, 100]),
+        ({"keep": 2, "milestone_every": 40}, None, [40, 80, 90, 100]),
+        ({"keep": 1, "milestone_every": 50, "milestones": [30]}, None, [30, 50, 100]),
+        ({"keep": 1}, 70, [70, 100]),
+        ({"keep": 2, "milestone_every": 70}, 70, [70, 90, 100]),
+        ({"keep": 1}, 100, [100]),
+    ],
+)
+def test_retention_table(tmp_path, settings, best, kept):
+    """The newest, the milestones and the best stay; TensorFlow's index lists them all, the newest first."""
+    store = CheckpointStore(tmp_path, **settings)
+    for step in range(10, 101, 10):
+        store.save(step, writer(step), {}, best=best if best and step >= best else None)
+    assert store.steps() == kept
+    assert names(tmp_path) == files_of(*kept)
+    lines = (tmp_path / "checkpoint").read_text().splitlines()
+    assert lines == [
+        'model_checkpoint_path: "model.ckpt-100"',
+        *(f'all_model_checkpoint_paths: "model.ckpt-{step}"' for step in kept),
+    ]
+    assert all(store.read(step) for step in kept)
+
+
+def test_a_best_step_that_another_overtakes_goes(tmp_path):
+    store = CheckpointStore(tmp_path)
+    for step, best in ((1, 1), (2, 1), (3, 3), (4, 3)):
+        store.save(step, writer(step), {}, best=best)
+    assert store.steps() == [3, 4]
+
+
+def test_retained_is_pure_and_ordered():
+    assert retained([1, 2, 3, 4, 5], 2, lambda step: step % 2 == 1) == [1, 3, 4, 5]
+    assert retained([1], 5, lambda step: False) == [1] and retained([], 1, bool) == []
+
+
 def test_retention_never_removes_what_was_just_saved(two):
     """Resumed from step 10 since 20 was damaged: 15 counts as the newest although 20 is beyond it."""
     damage(two.directory / "model.ckpt-20.index")
     two.keep = 1
     two.save(15, writer("weights 15"), {})
     assert two.steps() == [15, 20]
-    with pytest.warns(UserWarning, match="step 20"):
+    with pytest.warns(UserWarning, match="model.ckpt-20.index is damaged"):
         assert two.newest_valid().step == 15
 
 
@@ -175,7 +215,7 @@ def test_no_silent_restart(two, how):
 def test_no_silent_restart_without_manifests(two):
     for step in (10, 20):
         (two.directory / f"model.ckpt-{step}.manifest.json").unlink()
-    with pytest.raises(UserError, match=r"model\.ckpt-10\.index: no manifest"):
+    with pytest.raises(UserError, match=r"model\.ckpt-10\.index has no manifest"):
         two.newest_valid()
 
 
@@ -203,6 +243,39 @@ def test_a_manifest_cannot_reach_outside_its_folder(tmp_path):
         store.read(1)
     store.save(2, writer("b"), {})
     assert (tmp_path / "precious").exists()
+
+
+@pytest.mark.parametrize("change", [{"step": "1"}, {"prefix": 1}, {"files": []}, {"state": None}])
+def test_a_manifest_of_another_form_is_refused(two, change):
+    """Although its own checksum is right."""
+    from runkit.store import _digest
+
+    path = two.directory / "model.ckpt-20.manifest.json"
+    manifest = {key: value for key, value in json.loads(path.read_text()).items() if key != "sha256"} | change
+    path.write_text(json.dumps(manifest | {"sha256": _digest(manifest)}))
+    with pytest.raises(UserError, match="is not the manifest of a checkpoint"):
+        two.read(20)
+
+
+def test_the_manifest_of_another_checkpoint_is_refused(two):
+    (two.directory / "model.ckpt-30.manifest.json").write_bytes(
+        (two.directory / "model.ckpt-20.manifest.json").read_bytes()
+    )
+    with pytest.raises(UserError, match=r"model\.ckpt-30\.manifest\.json is the manifest of model\.ckpt-20"):
+        two.read(30)
+
+
+# Other names
+
+
+def test_names_are_ordered_by_all_their_numbers(tmp_path):
+    files = CheckpointFiles(tmp_path, r"a\.b_epoch(\d+)(?:_step(\d+))?_end")
+    unordered = ["a.b_epoch10_end", "a.b_epoch2_step25_end", "a.b_epoch2_end", "a.b_epoch2_step300_end"]
+    for name in unordered:
+        files.save(name, 0, writer(name, [".pt"]), {})
+    (tmp_path / "axb_epoch3_end.manifest.json").touch()
+    assert files.names() == ["a.b_epoch2_end", "a.b_epoch2_step25_end", "a.b_epoch2_step300_end", "a.b_epoch10_end"]
+    assert files.age("a.b_epoch2_step25_end") == (2, 25) and files.age("a.b_epoch10_end") == (10, 0)
 
 
 # Errors while saving
@@ -338,16 +411,45 @@ def test_leftovers_of_killed_saves_go_before_the_next_is_written(two):
     assert names(two.directory) == files_of(20, 30)
 
 
+def test_a_small_disk_that_fills(tmp_path):
+    with small_disk(tmp_path / "disk", 200) as folder:
+        store = CheckpointStore(folder / "run")
+        store.save(1, writer("a" * 1000), {})
+        before = names(store.directory)
+        with pytest.raises(UserError, match=r"run/model\.ckpt-2: No space left on device; free some.*as they were"):
+            store.save(2, writer("b" * 4000), {})
+        assert names(store.directory) == before
+        assert contents(store.newest_valid()) == "a" * 1000
+        (folder / "other").mkdir()
+        with read_only(folder), pytest.raises(UserError, match=r"model\.ckpt-2: Read-only file system; have .*mounted"):
+            store.save(2, writer("b"), {})
+        with read_only(folder), pytest.raises(UserError, match=r"new/model\.ckpt-0: Read-only file system"):
+            CheckpointStore(folder / "new").save(0, writer("b"), {})
+        store.save(2, writer("b"), {})
+        assert names(store.directory) == files_of(2)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission(two):
+    two.directory.chmod(0o500)
+    try:
+        with pytest.raises(UserError, match=r"model\.ckpt-30: Permission denied; make the folder writable"):
+            two.save(30, writer("b"), {})
+        assert contents(two.newest_valid()) == "weights 20"
+    finally:
+        two.directory.chmod(0o700)
+
+
 # Kills
 
 CRASH_POINTS = """
 import json, os, shutil, sys
 from pathlib import Path
 from runkit.store import CheckpointStore
+from tests.runkit.crash_points import DONE, KILLED, interrupted
 
 os.fsync = lambda descriptor: None  # a kill, unlike a power loss, does not ask for it
 root = Path(sys.argv[1])
-WATCHED = {"open", "os.rename", "os.remove", "os.link", "os.mkdir", "os.rmdir"}
 
 def writer(text, suffixes=(".index", ".data")):
     def write_files(prefix):
@@ -357,20 +459,7 @@ def writer(text, suffixes=(".index", ".data")):
     return write_files
 
 def save_killed_at(store, step, text, number):
-    # Saves in a child that dies just before its number-th change of the disk; whether it died.
-    child = os.fork()
-    if child == 0:
-        seen = 0
-        def hook(event, arguments):
-            nonlocal seen
-            if event in WATCHED and not (event == "open" and arguments[1] == "r"):
-                seen += 1
-                if seen == number:
-                    os._exit(9)
-        sys.addaudithook(hook)
-        store.save(step, writer(text), {"text": text})
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    return interrupted(lambda: store.save(step, writer(text), {"text": text}), number) == KILLED
 
 def loaded(store):
     checkpoint = store.newest_valid()
@@ -423,13 +512,56 @@ print(check(1, [], 1, none), check(1, [1], 2, none), check(2, [1, 2], 3, none), 
 """
 
 
-def test_kill_at_every_change_of_the_disk():
+def test_kill_at_every_change_of_the_disk(tmp_path):
     """Dies before each single file operation of a save, first ever, next, same step again, twice in a row."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", CRASH_POINTS, folder]
-        child = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    counts = run_script(CRASH_POINTS, tmp_path)
+    assert min(counts) > 10, counts
+
+
+def run_script(script, *arguments):
+    """The whole numbers that a script prints. In a process of its own, which has one thread and can fork."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    child = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert child.returncode == 0, child.stderr
-    counts = [int(count) for count in child.stdout.split()]
+    return [int(count) for count in child.stdout.split()]
+
+
+REFUSALS = (
+    CRASH_POINTS[: CRASH_POINTS.index("def check(")]
+    + """
+def check(code, for_good, saved, step):
+    before = root / f"before-{step}-{len(saved)}"
+    for old in saved:
+        CheckpointStore(before, keep=2).save(old, writer(f"old {old}"), {"text": f"old {old}"})
+    old = loaded(CheckpointStore(before))
+    number, outcome = 0, None
+    while outcome != DONE:
+        number += 1
+        folder = root / "run"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(before, folder)
+        store = CheckpointStore(folder, keep=2)
+        save = lambda: store.save(step, writer("new"), {"text": "new"})
+        outcome = interrupted(save, number, code, for_good)
+        assert loaded(store) in (old, (step, "new")), (number, loaded(store))
+        store.save(step + 1, writer("last"), {"text": "last"})
+        assert loaded(store) == (step + 1, "last")
+        manifests = [f"model.ckpt-{s}.manifest.json" for s in store.steps()]
+        listed = [file for name in manifests for file in json.loads((folder / name).read_text())["files"]]
+        assert sorted(os.listdir(folder)) == sorted({"checkpoint", *manifests, *listed}), number
+    return number
+
+code = int(sys.argv[2])
+print(*(check(code, for_good, saved, step)
+        for for_good in (False, True) for saved, step in (([1], 2), ([1, 2], 3), ([1, 2], 2))))
+"""
+)
+
+
+@pytest.mark.parametrize("code", ["ENOSPC", "EDQUOT", "EROFS", "EACCES"])
+def test_the_disk_refuses_at_every_change(tmp_path, code):
+    """Full, over quota, remounted read-only, no permission: once or from there on; told, and nothing old is lost."""
+    counts = run_script(REFUSALS, tmp_path, getattr(errno, code))
     assert min(counts) > 10, counts
 
 

@@ -1,0 +1,227 @@
+"""Real processes through real Horovod: the same training for any number of them, and what happens when one is lost.
+
+Skipped where Horovod is not installed (scripts/install_horovod.sh).
+"""
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_tf import checkpoint
+from runkit.log import read_log
+from tests.bert_tf.test_run_pretraining import arguments, data, settings  # noqa: F401 (data: a fixture)
+
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("horovod") is None,
+        reason="Horovod is not installed: bash scripts/install_horovod.sh",
+    ),
+    pytest.mark.xdist_group("horovod"),
+]
+ROOT = Path(__file__).resolve().parents[2]
+MAIN = [sys.executable, str(ROOT / "bert_tf" / "run_pretraining.py"), "--horovod"]
+BIN = Path(sys.executable).parent
+TIMEOUT = 240  # seconds; a run takes ten
+
+
+def environment() -> dict[str, str]:
+    own = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
+    mpi = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return os.environ | own | mpi | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+
+
+def horovodrun(size: int) -> list[str]:
+    return ["horovodrun", "--gloo", "-np", str(size), *MAIN]
+
+
+def start(command: list[str], values: dict[str, str]) -> subprocess.Popen:
+    return subprocess.Popen(
+        [*command, *arguments(values)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(), start_new_session=True,
+    )  # fmt: skip
+
+
+def run(command: list[str], values: dict[str, str]) -> str:
+    process = start(command, values)
+    try:
+        output, _ = process.communicate(timeout=TIMEOUT)
+    finally:
+        kill_group(process)
+    assert process.returncode == 0, output
+    return output
+
+
+def kill_group(process: subprocess.Popen) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def worker_pids(output: Path) -> list[int]:
+    """The training processes of a run, by their command lines."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if f"--output_dir={output}".encode() in words and words[1:2] == [MAIN[1].encode()]:
+            found.append(int(entry.name))
+    return sorted(found)
+
+
+def wait_for_step(process: subprocess.Popen, output: Path, step: int) -> None:
+    """Returns when a checkpoint of that step or a later one is there."""
+    deadline = time.monotonic() + TIMEOUT
+    while time.monotonic() < deadline:
+        steps = [int(path.name.split("-")[1].split(".")[0]) for path in output.glob("model.ckpt-*.manifest.json")]
+        if steps and max(steps) >= step:
+            return
+        if process.poll() is not None:
+            pytest.fail(f"ended before step {step}: {process.stdout.read()}")
+        time.sleep(0.02)
+    pytest.fail(f"no step {step} within {TIMEOUT} s")
+
+
+def losses(output: Path) -> dict[int, float]:
+    """By step; what was done again after a resume counts last."""
+    lines = read_log(output / "bert_dllog.json")
+    return {x["step"]: x["data"]["total_loss"] for x in lines if x["type"] == "LOG" and isinstance(x["step"], int)}
+
+
+def weights(output: Path, step: int) -> dict[str, np.ndarray]:
+    return checkpoint.read_tensors(output / f"model.ckpt-{step}")
+
+
+def assert_same(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> None:
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        assert np.array_equal(value, right[name]), name
+
+
+@pytest.fixture(scope="module")
+def options(data) -> dict:  # noqa: F811
+    # Global batch 24: three micro-batches, which two processes share unevenly.
+    return {"train_batch_size": 8, "num_accumulation_steps": 3, "num_train_steps": 12, "save_checkpoints_steps": 4,
+            "keep_checkpoints": 9, "eval_batch_size": 5}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def alone(data, options, tmp_path_factory) -> Path:  # noqa: F811
+    output = tmp_path_factory.mktemp("alone")
+    run([word for word in MAIN if word != "--horovod"], settings(data, output, **options))
+    return output
+
+
+def continued(source: Path, step: int, output: Path) -> Path:
+    """An output_dir that holds the state of `source` after `step` updates."""
+    output.mkdir(exist_ok=True)
+    for path in source.glob(f"model.ckpt-{step}.*"):
+        shutil.copy(path, output)
+    return output
+
+
+def assert_agrees(output: Path, alone: Path, first: int) -> None:  # noqa: F811
+    """The losses of every update from `first` on, and the scores of the held-out records, are those of one process."""
+    expected, found = losses(alone), losses(output)
+    assert sorted(found) == list(range(first, 13))
+    np.testing.assert_allclose([found[s] for s in sorted(found)], [expected[s] for s in sorted(found)], rtol=2e-5)
+    ours, theirs = (json.loads((folder / "summary.json").read_text()) for folder in (output, alone))
+    assert ours["eval_examples"] == theirs["eval_examples"] > 0
+    np.testing.assert_allclose(ours["masked_lm_loss"], theirs["masked_lm_loss"], rtol=1e-4)
+    np.testing.assert_allclose(ours["unigram_masked_lm_loss"], theirs["unigram_masked_lm_loss"], rtol=1e-12)
+
+
+def test_resume_on_two_processes_keeps_the_global_batch(data, options, alone, tmp_path):  # noqa: F811
+    """Three micro-batches an update, dealt to two processes: two and one."""
+    output = continued(alone, 4, tmp_path / "pair")
+    printed = run(horovodrun(2), settings(data, output, **options))
+    assert "the run was begun on 1 processes, this is 2: the global batch stays 24" in printed
+    assert_agrees(output, alone, 5)
+    config = json.loads((output / "run_config.json").read_text())
+    assert config["processes"] == 2 and config["effective_learning_rate"] == 0.01
+
+
+def test_mpirun_gives_the_same_as_one_process(data, options, alone, tmp_path):  # noqa: F811
+    if not shutil.which("mpirun"):
+        pytest.skip("no mpirun: apt-get install openmpi-bin libopenmpi-dev, then install_horovod.sh --rebuild")
+    command = ["mpirun", "-np", "2", "--oversubscribe", *MAIN]
+    run(command, settings(data, tmp_path, **options | {"train_batch_size": 4}, learning_rate=0.005))
+    assert_agrees(tmp_path, alone, 1)
+
+
+def test_other_global_batch_is_refused(data, options, alone, tmp_path):  # noqa: F811
+    output = continued(alone, 4, tmp_path / "other")
+    process = start(MAIN[:2], settings(data, output, **options | {"num_accumulation_steps": 2}))
+    printed, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 2 and "global batch of 24 sequences" in printed
+    process = start(
+        horovodrun(2), settings(data, output, **options | {"train_batch_size": 24, "num_accumulation_steps": 1})
+    )
+    printed, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode != 0 and "2 processes for 1 micro-batches of 24" in printed
+
+
+def test_a_killed_process_ends_the_job_and_a_resume_loses_nothing(data, options, tmp_path):  # noqa: F811
+    options = options | {"num_train_steps": 150, "num_accumulation_steps": 1, "do_eval": False, "keep_checkpoints": 1}
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    run(horovodrun(2), settings(data, straight, **options))
+    process = start(horovodrun(2), settings(data, killed, **options))
+    try:
+        wait_for_step(process, killed, 20)
+        os.kill(worker_pids(killed)[1], signal.SIGKILL)
+        process.communicate(timeout=60)  # the other is ended by the launcher, at once
+    finally:
+        kill_group(process)
+    assert process.returncode != 0 and not worker_pids(killed)
+    run(horovodrun(2), settings(data, killed, **options))
+    assert_same(weights(killed, 150), weights(straight, 150))
+
+
+def test_a_signal_to_one_process_stops_all_after_a_save(data, options, tmp_path):  # noqa: F811
+    options = options | {"num_train_steps": 4000, "save_checkpoints_steps": 20, "do_eval": False}
+    process = start(horovodrun(2), settings(data, tmp_path, **options))
+    try:
+        wait_for_step(process, tmp_path, 20)
+        os.kill(worker_pids(tmp_path)[-1], signal.SIGUSR1)
+        printed, _ = process.communicate(timeout=TIMEOUT)
+    finally:
+        kill_group(process)
+    assert process.returncode != 0 and "stopped by" in printed
+    stopped = int(printed.rsplit("after step ", 1)[1].split()[0])
+    assert (tmp_path / f"model.ckpt-{stopped}.manifest.json").exists()
+
+
+def test_elastic_goes_on_with_the_process_that_is_left(data, options, tmp_path):  # noqa: F811
+    options = options | {"num_train_steps": 300, "save_checkpoints_steps": 10, "num_accumulation_steps": 1,
+                         "do_eval": False}  # fmt: skip
+    straight, elastic = tmp_path / "straight", tmp_path / "elastic"
+    run(horovodrun(2), settings(data, straight, **options))
+    hosts = tmp_path / "hosts.sh"
+    hosts.write_text("#!/bin/sh\necho localhost:1\necho 127.0.0.1:1\n")
+    hosts.chmod(0o755)
+    command = ["horovodrun", "--gloo", "-np", "2", "--min-np", "1", "--max-np", "2",
+               "--host-discovery-script", str(hosts), *MAIN]  # fmt: skip
+    process = start(command, settings(data, elastic, **options))
+    try:
+        wait_for_step(process, elastic, 40)
+        os.kill(worker_pids(elastic)[0], signal.SIGKILL)
+        printed, _ = process.communicate(timeout=TIMEOUT)
+    finally:
+        kill_group(process)
+    assert "the run was begun on 2 processes, this is 1: the global batch stays 16" in printed
+    ours, theirs = losses(elastic), losses(straight)
+    assert sorted(ours) == list(range(1, 301))
+    np.testing.assert_allclose([ours[s] for s in range(1, 60)], [theirs[s] for s in range(1, 60)], rtol=1e-3)
+    final, expected = weights(elastic, 300), weights(straight, 300)
+    table = "bert/embeddings/word_embeddings"
+    np.testing.assert_allclose(final[table], expected[table], atol=0.02)
