@@ -18,7 +18,10 @@ import pytest
 
 from bert_tf import checkpoint
 from runkit.log import read_log
+from tests.bert_tf import test_run_classifier, test_run_squad
+from tests.bert_tf.test_run_classifier import files as tasks  # noqa: F401 (a fixture)
 from tests.bert_tf.test_run_pretraining import arguments, data, settings  # noqa: F401 (data: a fixture)
+from tests.bert_tf.test_run_squad import files  # noqa: F401 (a fixture)
 
 pytestmark = [
     pytest.mark.skipif(
@@ -225,3 +228,42 @@ def test_elastic_goes_on_with_the_process_that_is_left(data, options, tmp_path):
     final, expected = weights(elastic, 300), weights(straight, 300)
     table = "bert/embeddings/word_embeddings"
     np.testing.assert_allclose(final[table], expected[table], atol=0.02)
+
+
+# ------------------------------------------------------------------------------------------------ fine-tuning
+def test_fine_tuning_and_prediction_on_two_processes_are_those_of_one(files, tmp_path):  # noqa: F811
+    """Every question is answered once and in order, whoever answered it."""
+    squad = [sys.executable, str(ROOT / "bert_tf" / "run_squad.py")]
+    options = {"do_train": True, "train_file": files / "train.json", "num_train_epochs": 6, "do_predict": True,
+               "predict_file": files / "train.json", "predict_batch_size": 2, "display_loss_steps": 1}  # fmt: skip
+    one, two, again = tmp_path / "one", tmp_path / "two", tmp_path / "again"
+    start_squad = test_run_squad.settings
+    run(squad, start_squad(files, one, **options))
+    both = ["horovodrun", "--gloo", "-np", "2", *squad, "--horovod"]
+    run(both, start_squad(files, two, **options | {"train_batch_size": 4, "learning_rate": 0.002}))
+    ours, theirs = losses(two), losses(one)
+    assert sorted(ours) == sorted(theirs)
+    np.testing.assert_allclose([ours[s] for s in sorted(ours)], [theirs[s] for s in sorted(ours)], rtol=1e-3)
+
+    options |= {"do_train": False, "init_checkpoint": one}
+    run(both, start_squad(files, again, **options))
+    for name in ("predictions.json", "nbest_predictions.json"):
+        assert (again / name).read_bytes() == (one / name).read_bytes(), name
+    scores = [json.loads((folder / "summary.json").read_text()) for folder in (one, again)]
+    assert scores[0]["f1"] == scores[1]["f1"]
+
+
+def test_sets_of_a_task_are_scored_on_two_processes(tasks, tmp_path):  # noqa: F811
+    main = [sys.executable, str(ROOT / "bert_tf" / "run_classifier.py")]
+    one, two = tmp_path / "one", tmp_path / "two"
+    options = {"do_train": True, "do_eval": True, "do_predict": True, "num_train_epochs": 10, "eval_batch_size": 2,
+               "predict_batch_size": 3}  # fmt: skip
+    run(main, test_run_classifier.settings(tasks, "MNLI", one, **options))
+    options |= {"do_train": False, "init_checkpoint": one}
+    both = ["horovodrun", "--gloo", "-np", "2", *main, "--horovod"]
+    run(both, test_run_classifier.settings(tasks, "MNLI", two, **options))
+    assert (two / "test_results.tsv").read_bytes() == (one / "test_results.tsv").read_bytes()
+    found, expected = (json.loads((folder / "summary.json").read_text()) for folder in (two, one))
+    for key in ("eval_accuracy", "eval_accuracy_mismatched"):
+        assert found[key] == expected[key]
+    np.testing.assert_allclose(found["eval_loss"], expected["eval_loss"], rtol=1e-5)

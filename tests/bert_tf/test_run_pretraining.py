@@ -197,6 +197,29 @@ def test_two_runs_in_one_folder(data, tmp_path):
         run_here(settings(data, tmp_path))
 
 
+# --------------------------------------------------------------------------------------------------- guards
+def test_updates_that_are_not_finite_stop_the_run_with_a_diagnosis(data, tmp_path):
+    # The first update throws the weights so far that the next losses overflow.
+    with pytest.raises(UserError) as error:
+        run_here(settings(data, tmp_path, optimizer_type="adam", num_train_steps=30, num_warmup_steps=0, do_eval=False,
+                          learning_rate=1e30, nonfinite_patience=3, save_checkpoints_steps=100))  # fmt: skip
+    message = str(error.value)
+    assert "the last 3 updates in a row were not finite" in message and "rank 0: loss not finite" in message
+    assert "part.tfrecord:" in message and "lower learning_rate" in message
+    step = int(message.split("diverged at step ")[1].split(":")[0])
+    assert f"The state of step {step} is saved" in message
+    assert [p.name for p in tmp_path.glob("model.ckpt-*.index")] == [f"model.ckpt-{step}.index"]
+
+
+def test_exploding_gradients_stop_the_run(data, tmp_path):
+    with pytest.raises(UserError, match="the gradient explodes: its norm was") as error:
+        run_here(settings(data, tmp_path, num_train_steps=60, do_eval=False, save_checkpoints_steps=5,
+                          explosion_factor=1.000001, explosion_patience=1))  # fmt: skip
+    step = int(str(error.value).split("diverged at step ")[1].split(":")[0])
+    assert step > 20
+    assert f"The state of step {(step - 1) // 5 * 5} is saved" in str(error.value)
+
+
 # ------------------------------------------------------------------------------------------------- refusals
 @pytest.mark.parametrize(
     "changes, words",

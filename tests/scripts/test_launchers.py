@@ -225,7 +225,7 @@ def test_several_gpus_start_through_horovod(fake: dict, tmp_path: Path):
     words = [*WORDS[:7], "4", *WORDS[8:]]
     missing = launcher("lamb_phase1", *words, **fake)
     assert missing.returncode == 1
-    assert "horovodrun is not installed" in missing.stderr and "num_gpus" in missing.stderr
+    assert "install_horovod.sh" in missing.stderr and "num_gpus" in missing.stderr
     assert not fake["CALLS"].exists()
 
     horovodrun = tmp_path / "bin" / "horovodrun"
