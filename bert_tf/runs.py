@@ -294,6 +294,7 @@ def train(
     def save() -> None:
         nonlocal saved, snapshot_seconds
         if group.is_root and saved != done:
+            writer.wait()  # so that there are never two snapshots in memory
             begun = time.perf_counter()
             snapshot = checkpoint.take_snapshot(done, step.weights.masters, optimizer, loss_scale, state)
             snapshot_seconds += time.perf_counter() - begun

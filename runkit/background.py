@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class BackgroundWriter:
-    """Runs writes in a thread beside the caller, who holds the only reference to this object.
+    """Runs writes in a thread beside the caller's, which is the only one to call these methods.
 
     stalled_seconds: for how long the caller has been held up, in all, by waiting for a write to end.
     """

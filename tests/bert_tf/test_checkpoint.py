@@ -18,8 +18,10 @@ from bert_tf.model import (
 )
 from bert_tf.optimization import create_optimizer
 from bert_tf.precision import LossScale
+from runkit.background import BackgroundWriter
 from runkit.errors import UserError
 from runkit.store import CheckpointStore
+from tests.runkit.small_disk import read_only, small_disk
 
 
 def make_model(layers=1, seed=0, vocab_size=15, hidden_size=4):
@@ -402,8 +404,11 @@ class Run:
         return values(variables) | {n: v.numpy() for n, v in self.loss_scale.state.items()}
 
     def save(self, store, **state):
+        return checkpoint.write_snapshot(store, self.snapshot(**state))
+
+    def snapshot(self, **state):
         step = int(self.optimizer.step)
-        return checkpoint.save_training_state(store, step, self.model.variables, self.optimizer, self.loss_scale, state)
+        return checkpoint.take_snapshot(step, self.model.variables, self.optimizer, self.loss_scale, state)
 
     def restore(self, store):
         return checkpoint.restore_training_state(store, self.model.variables, self.optimizer, self.loss_scale)
@@ -485,9 +490,62 @@ def test_resume_in_another_precision_starts_the_loss_scale_anew(tmp_path, scalin
     assert_same(values(resumed.optimizer.slots.values()), values(saved.optimizer.slots.values()))
 
 
-def test_step_must_agree(tmp_path):
+def test_step_must_agree():
     run = Run().train(1)
     with pytest.raises(ValueError, match="step 2"):
-        checkpoint.save_training_state(
-            CheckpointStore(tmp_path), 2, run.model.variables, run.optimizer, run.loss_scale, {}
-        )
+        checkpoint.take_snapshot(2, run.model.variables, run.optimizer, run.loss_scale, {})
+
+
+@pytest.mark.parametrize("kind", ["lamb", "adam"])
+def test_a_snapshot_written_while_training_goes_on_is_of_its_moment(tmp_path, kind):
+    run = Run(optimizer=kind).train(2)
+    then, state = run.everything(), {"records": [64]}
+    then = {name: value.copy() for name, value in then.items()}
+    store = CheckpointStore(tmp_path)
+    snapshot = run.snapshot(**state)
+
+    def write():  # the worst case: all changes come before the first byte is written
+        run.train(3)
+        for variable in [*run.model.variables, *run.optimizer.slots.values()]:
+            variable.assign_add(tf.ones_like(variable))
+        state["records"].append(128)
+        return checkpoint.write_snapshot(store, snapshot)
+
+    paths = []
+    with BackgroundWriter() as writer:
+        writer.submit(write, paths.append)
+    assert paths == [tmp_path / "model.ckpt-2"] and int(run.optimizer.step) == 5
+    resumed = Run(seed=9, optimizer=kind)
+    assert resumed.restore(store) == {"records": [64]}
+    assert_same(resumed.everything(), then)
+
+
+def test_the_best_step_stays(tmp_path):
+    store = CheckpointStore(tmp_path)
+    run = Run()
+    for best in (1, 1, 3, 3):
+        checkpoint.write_snapshot(store, run.train(1).snapshot(), best)
+    assert store.steps() == [3, 4]
+
+
+def test_a_disk_that_refuses_keeps_the_old_checkpoint_and_says_so(tmp_path):
+    with small_disk(tmp_path / "disk", 200) as folder:
+        store = CheckpointStore(folder / "run")
+        run = Run().train(1)
+        run.save(store)
+        old = run.everything()
+        (folder / "other").write_bytes(bytes(shutil.disk_usage(folder).free - 3 * 4096))
+        run.train(1)
+        said = r"run/model\.ckpt-2: No space left on device; free some space, then run again.*as they were"
+        with pytest.raises(UserError, match=said):
+            run.save(store)
+        with read_only(folder), pytest.raises(UserError, match=r"cannot write .*ckpt-2: Read-only file system; have"):
+            run.save(store)
+        with pytest.raises(UserError, match=r"cannot write the checkpoint .*other2.*No space left"):
+            checkpoint.write_tensors(folder / "other2", {"x": tf.zeros(100_000)})
+        resumed = Run(seed=1)
+        resumed.restore(store)
+        assert_same(resumed.everything(), old)
+        (folder / "other").unlink()
+        run.save(store)
+        assert store.steps() == [2]
