@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf import huggingface
+from bert_tf.bundle import check_index
 from bert_tf.model import BertConfig, variable_name
 from bert_tf.optimization import Optimizer
 from bert_tf.precision import LossScale
@@ -76,6 +77,7 @@ class TensorflowReader:
 
     def __init__(self, path: str | os.PathLike):
         self.source = resolve_prefix(path)
+        check_index(self.source)
         with _naming_errors("read", self.source):
             self._reader = tf.train.load_checkpoint(self.source)
             shapes = self._reader.get_variable_to_shape_map()
@@ -493,7 +495,11 @@ def saved_state(path: str | os.PathLike) -> dict[str, Any]:
     if isinstance(open_checkpoint(path), huggingface.SafetensorsReader):
         return {}
     manifest = Path(f"{resolve_prefix(path)}.manifest.json")
-    return read_json(manifest).get("state", {}) if manifest.exists() else {}
+    contents = read_json(manifest) if manifest.exists() else {}
+    state = contents.get("state", {}) if isinstance(contents, dict) else None
+    if not isinstance(state, dict):
+        raise UserError(f"{manifest} is not the manifest of a checkpoint")
+    return state
 
 
 def _all_finite(value: tf.Tensor) -> bool:

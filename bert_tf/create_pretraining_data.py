@@ -17,7 +17,6 @@ if not __package__:  # started as a file: the repository, not this folder, is wh
 
 import argparse
 import shutil
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -31,7 +30,14 @@ from bert_tf.tokenization import load_vocab
 from data.executors import Workers, add_flags, open_workers
 from data.parallel import available_cores
 from runkit.errors import UserError, run_main
-from runkit.files import locked_directory, read_json, sha256_file, write_json
+from runkit.files import (
+    locked_directory,
+    read_json,
+    remove_abandoned,
+    sha256_file,
+    temporary_directory,
+    write_json,
+)
 from runkit.progress import Progress, print_line
 
 SAVE_SECONDS = 5.0  # how much work on small files a kill can cost
@@ -129,8 +135,7 @@ def create_folder(
     """
     _make_folder(folder)
     with locked_directory(folder, "making records"):
-        for leftover in folder.glob(f".*.{8 * '[0-9a-f]'}.tmp"):  # of a run that was killed
-            leftover.unlink()
+        remove_abandoned(folder)
         return _create_folder(sources, folder, settings, workers, overwrite)
 
 
@@ -194,6 +199,7 @@ def create_files(
     folders = {output.parent for output in outputs}
     for folder in folders:
         _make_folder(folder)
+        remove_abandoned(folder)
     earlier = {folder: _earlier_files(folder, header, overwrite) for folder in folders}
     entries = [earlier[output.parent].get(output.name) for output in outputs]
     if not overwrite and all(
@@ -217,9 +223,9 @@ def _deal(sources: Sequence[Path], outputs: Sequence[Path], settings: RecordSett
         ((_, result),) = run_jobs([Job(sources[0], list(outputs))], settings, workers)
         _warn(result.warnings)
         return result.entries
-    with tempfile.TemporaryDirectory(prefix=".parts-", dir=outputs[0].parent) as folder:
+    with temporary_directory(outputs[0]) as folder:
         jobs = [
-            Job(source, [Path(folder, f"{i}-{k}{SUFFIX}") for k in range(len(outputs))], first=i)
+            Job(source, [folder / f"{i}-{k}{SUFFIX}" for k in range(len(outputs))], first=i)
             for i, source in enumerate(sources)
         ]
         results = {}

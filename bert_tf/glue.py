@@ -18,7 +18,7 @@ import numpy as np
 from bert_tf.records import Feature
 from bert_tf.tokenization import CLS, SEP, FullTokenizer
 from runkit.errors import UserError
-from runkit.files import atomic_open, read_lines
+from runkit.files import atomic_open, parse_json, read_lines
 from runkit.progress import Progress, print_line
 
 Column = str | int  # a name in the header (or a JSON key), or a position from 0
@@ -295,7 +295,7 @@ def _tab_cells(cells: list[str], columns: Mapping[Column, int], place: str) -> C
 
 def _json_cells(line: str, place: str) -> Callable[[Column], str]:
     try:
-        entry = json.loads(line)
+        entry = parse_json(line)
     except json.JSONDecodeError as error:
         raise UserError(f"{place}:{error.colno}: not valid JSON: {error.msg}") from error
     if not isinstance(entry, dict):
@@ -469,6 +469,8 @@ def read_test_results(path: str | os.PathLike) -> np.ndarray:
             continue
         try:
             rows.append([float(value) for value in line.split("\t")])
+            if not all(map(math.isfinite, rows[-1])):
+                raise ValueError("NaN or infinity among them")
         except ValueError as error:
             raise UserError(f"{path}:{number}: not probabilities separated by tabs: {error}") from error
         if len(rows[-1]) != len(rows[0]):

@@ -8,7 +8,6 @@ which dtype the products run (see weights.ComputeWeights).
 """
 
 import dataclasses
-import json
 import re
 import zlib
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ import tensorflow as tf
 from bert_tf import ops
 from bert_tf.ops import DropoutKey
 from runkit.errors import UserError
+from runkit.files import read_json
 
 MASKED_SCORE = -10000.0  # added to the scores of padding, as published
 HEAD_DROPOUT = 0.1  # before the output layer of classification and tagging, as published
@@ -84,12 +84,7 @@ class BertConfig:
     @classmethod
     def from_json_file(cls, path: str | Path) -> "BertConfig":
         """Reads Google's JSON; unknown keys, wrong types and a missing vocab_size raise UserError naming the file."""
-        try:
-            values = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-        except OSError as error:
-            raise UserError(f"cannot read the bert config {path}: {error.strerror}") from error
-        except ValueError as error:
-            raise UserError(f"{path} is not JSON: {error}") from error
+        values = read_json(path)
         if not isinstance(values, dict):
             raise UserError(f"{path}: expected an object with the keys of bert_config.json")
         known = {field.name for field in dataclasses.fields(cls)}

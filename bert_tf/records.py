@@ -17,7 +17,7 @@ import warnings
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -30,6 +30,7 @@ UNFINISHED_MANIFEST = "manifest.partial.json"  # a run of create_pretraining_dat
 MANIFEST_FORMAT = 1
 SUFFIX = ".tfrecord"
 FRAME_OVERHEAD = 16  # bytes around each record
+SETTINGS = ("max_seq_length", "max_predictions_per_seq", "vocab_size", "masked_lm_prob")  # numbers in a manifest
 
 
 class PretrainingExample(NamedTuple):
@@ -365,10 +366,24 @@ def load_manifest(directory: str | os.PathLike) -> dict | None:
         isinstance(manifest, dict)
         and manifest.get("format") == MANIFEST_FORMAT
         and isinstance(manifest.get("files"), dict)
-        and all(isinstance(e, dict) and {"bytes", "records"} <= set(e) for e in manifest["files"].values())
+        and all(name == os.path.basename(name) and _is_entry(entry) for name, entry in manifest["files"].items())
+        and all(_is_number(manifest[key]) for key in SETTINGS if key in manifest)
+        and isinstance(manifest.get("vocab_sha256", ""), str)
+        and isinstance(manifest.get("do_lower_case", True), bool)
     ):
         raise UserError(f"{path}: not a manifest of format {MANIFEST_FORMAT}; create the records again")
     return manifest
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether a manifest's entry of a file says how large it is and how many records it has."""
+    return isinstance(entry, dict) and all(
+        type(entry.get(key)) is int and entry[key] >= 0 for key in ("bytes", "records")
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < 1 << 31
 
 
 def read_manifest(directory: str | os.PathLike) -> dict | None:

@@ -322,11 +322,11 @@ def max_context(spans: Sequence[tuple[int, int]]) -> list[np.ndarray]:
     A window's score for a token is the lesser of the numbers of tokens to the left and right of it, plus a hundredth
     of the window's length; the first of equals is best.
     """
-    if len(spans) <= 1:
-        return [np.ones(length, bool) for _, length in spans]
-    starts, lengths = np.array(spans).T[:, :, None]  # [windows, 1]
-    left = np.arange(spans[-1][0] + spans[-1][1]) - starts  # [windows, tokens]
-    right = lengths - 1 - left
-    nearer = np.minimum(left, right)
-    best = np.argmax(np.where(nearer >= 0, nearer + 0.01 * lengths, -1.0), 0)
+    n_tokens = max((start + length for start, length in spans), default=0)
+    best, score = np.zeros(n_tokens, np.int64), np.full(n_tokens, -1.0)  # [tokens] window, and its score
+    for index, (start, length) in enumerate(spans):
+        place, tokens = np.arange(length), slice(start, start + length)
+        own = np.minimum(place, length - 1 - place) + 0.01 * length
+        better = own > score[tokens]
+        best[tokens][better], score[tokens][better] = index, own[better]
     return [best[start : start + length] == index for index, (start, length) in enumerate(spans)]

@@ -8,9 +8,10 @@ import tensorflow as tf
 from bert_tf.model import joined_place, variable_name
 
 
-def _stays_float32(variable: tf.Variable) -> bool:
+def stays_float32(name: str) -> bool:
+    """Whether the variable of this checkpoint name has no copy in the compute dtype."""
     # gamma and beta enter float32 arithmetic (ops.layer_norm); bfloat16 would round gamma = 1 in steps of 0.008.
-    return "LayerNorm" in variable.name
+    return "LayerNorm" in name
 
 
 class _Copy(NamedTuple):
@@ -42,7 +43,7 @@ class ComputeWeights:
         if dtype != tf.float32:
             groups: dict[Any, dict[int, tf.Variable]] = {}
             for variable in self.masters:
-                if not _stays_float32(variable):
+                if not stays_float32(variable_name(variable)):
                     group, index = joined_place(variable_name(variable)) or (variable.ref(), 0)
                     groups.setdefault(group, {})[index] = variable
             for group in groups.values():

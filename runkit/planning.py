@@ -103,19 +103,20 @@ class Plan:
                 "fewer checkpoints, or give another output_dir"
             )
 
-    def check_memory(self, processes_here: int) -> None:
-        """That the machine has the memory for `processes_here` processes like this."""
+    def check_memory(self, processes: int) -> None:
+        """That this machine has the memory for a process; a note where it has not for all, which may run on several."""
         there = machine_memory()
         if there is None:
             return
-        needed = total(self.memory) * processes_here
-        each = f" ({processes_here} processes)" if processes_here > 1 else ""
-        self.fact("machine", f"{size_text(there)} of memory; the run takes {size_text(needed)}{each}")
-        if needed > there * (1 - RESERVE):
+        one, free = total(self.memory), there * (1 - RESERVE)
+        self.fact("machine", f"{size_text(there)} of memory; {size_text(one)} for each of {processes} processes")
+        if one > free:
             self.problems.append(
-                f"memory: {size_text(needed)}{each} of the machine's {size_text(there)}: take a smaller batch with "
-                "more accumulation steps, or fewer processes on a machine"
+                f"memory: a process takes {size_text(one)} of the machine's {size_text(there)}: take a smaller batch "
+                "with more accumulation steps"
             )
+        elif one * processes > free:
+            self.notes.append(f"this machine has the memory for {int(free / one)} of {processes} processes")
 
     def tell_time(self, examples: float, throughput: float, where: str, unit: str) -> None:
         """The expected time for so many examples. where: what the throughput is from."""

@@ -10,6 +10,7 @@ OWN_FLAGS=() # flags that the launcher's words and variables set
 # split_words LIMIT WORD...: fills POSITIONAL (at most LIMIT words) and EXTRA.
 split_words() {
     local limit=$1 word
+    read_plan "${@:2}"
     POSITIONAL=()
     for word in "${@:2}"; do
         if [[ $word == --* ]]; then
@@ -66,18 +67,42 @@ read_bert_config() {
 
 # require_launcher NAME: the variable NAME holds the number of processes.
 require_launcher() {
-    [[ $DRY_RUN == true || ${!1} == 1 ]] ||
-        require horovodrun "$1=${!1} starts one process a GPU through Horovod; install it, or pass $1 1"
+    [[ $DRY_RUN == true || ${!1} == 1 || -n ${MPIRUN:-} || -x $(horovodrun_path) ]] ||
+        die "$1=${!1} starts one process a GPU through Horovod, which is not there: build it with" \
+            "'bash scripts/install_horovod.sh', or pass $1 1"
+}
+
+# That of the interpreter's environment, else the one on PATH.
+horovodrun_path() {
+    local own=${PYTHON_BERT%/*}/horovodrun
+    if [[ -x $own ]]; then printf '%s\n' "$own"; else command -v horovodrun || printf 'horovodrun\n'; fi
 }
 
 # effective_rate RATE PROCESSES
 effective_rate() { LC_ALL=C awk -v rate="$1" -v ranks="$2" 'BEGIN { printf "%.10g", rate * ranks }'; }
 
 # start_bert PROCESSES MODULE FLAG...
+# HOST_DISCOVERY: a program that prints hosts as NAME:SLOTS, for Horovod Elastic: the job goes on when hosts are lost or
+# come, on MIN_PROCESSES (1) to MAX_PROCESSES (as many as at the start) processes.
+# MPIRUN: words that start the processes in place of horovodrun, inside the job of a cluster. They take the place of the
+# launcher, so that they get its signals.
 start_bert() {
     local command=("$PYTHON_BERT" -m "$2")
-    if (($1 > 1)); then
-        command=(horovodrun -np "$1" -H "localhost:$1" "${command[@]}" --horovod)
+    if [[ $PLANNING == true ]]; then # one process tells it for all
+        (($1 == 1)) || command+=(--horovod "--plan_processes=$1")
+        "${command[@]}" "${@:3}"
+        return
+    elif [[ -n ${MPIRUN:-} ]]; then
+        local starter
+        read -ra starter <<<"$MPIRUN"
+        command=("${starter[@]}" "${command[@]}" --horovod)
+        export PYTHONUNBUFFERED=1
+        [[ $DRY_RUN == true ]] || exec "${command[@]}" "${@:3}"
+    elif (($1 > 1)); then
+        local hosts=(-H "localhost:$1")
+        [[ -z ${HOST_DISCOVERY:-} ]] || hosts=(--min-np "${MIN_PROCESSES:-1}" --max-np "${MAX_PROCESSES:-$1}"
+            --host-discovery-script "$HOST_DISCOVERY")
+        command=("$(horovodrun_path)" -np "$1" "${hosts[@]}" "${command[@]}" --horovod)
     fi
     PYTHONUNBUFFERED=1 run "${command[@]}" "${@:3}" # lines reach a log file as they are printed
 }

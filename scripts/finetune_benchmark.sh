@@ -61,6 +61,7 @@ find_benchmark_questions() {
     questions_file=$folder/questions.json letters_file=$folder/vocab.txt n_questions=$2
     local command=("$PYTHON_BERT" -m bert_tf.benchmark_questions "$source" --questions "$2" --output_dir "$folder" --vocab)
     if [[ $DRY_RUN == true ]]; then run "${command[@]}"; else n_questions=$("${command[@]}"); fi
+    [[ $PLANNING != true ]] || questions_file=$source # what they will be taken from
 }
 
 # find_benchmark_weights FOLDER: find_weights for INIT_CHECKPOINT, by default the checkpoint in FOLDER; random weights

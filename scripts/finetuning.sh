@@ -110,10 +110,10 @@ find_weights() {
     init_flags=() case_flags=()
     if [[ $init_checkpoint != none ]]; then
         init_checkpoint_flag "$init_checkpoint" ||
-            die "there are no weights $init_checkpoint: put them there (Google's archives and NVIDIA's hold a" \
-                "checkpoint, vocab.txt and bert_config.json), set BERT_DIR to their folder, or give init_checkpoint:" \
-                "the prefix of a TensorFlow checkpoint, an output folder of ours, a Hugging Face folder, or 'none'" \
-                "for random weights"
+            die "there are no weights $init_checkpoint: 'bash scripts/data_download.sh weights' puts Google's and" \
+                "NVIDIA's there (a checkpoint, vocab.txt and bert_config.json); or set BERT_DIR to their folder, or" \
+                "give init_checkpoint: the prefix of a TensorFlow checkpoint, an output folder of ours, a Hugging" \
+                "Face folder, or 'none' for random weights"
         beside=$init_checkpoint
         [[ -d $beside ]] || beside=$(dirname "$beside")
         places=("$beside")
@@ -172,7 +172,7 @@ require_questions() {
     [[ $DRY_RUN != true ]] || return 0
     for file in "$@"; do
         [[ -f $file ]] ||
-            die "there is no $file: put SQuAD $squad_version there, or set SQUAD_DIR to a folder with" \
+            die "there is no $file: 'bash scripts/data_download.sh squad' puts it there; or set SQUAD_DIR to a folder with" \
                 "${*##*/}. Without SQuAD, make questions from the documentation of installed libraries:" \
                 "'$PYTHON_BERT -m data.embedded_questions --output_dir $made', then SQUAD_DIR=$made and squad_version 2.0"
     done
@@ -205,7 +205,7 @@ find_glue() {
     done
     task_dir=${parents[0]}/$task_name
     [[ $DRY_RUN == true ]] ||
-        die "there is no folder $task_name in ${parents[*]}: put the task's files (train.tsv, dev.tsv, test.tsv) there," \
+        die "there is no folder $task_name in ${parents[*]}: 'bash scripts/data_download.sh glue' puts the tasks there;" \
             "or set GLUE_DIR to the folder that holds a folder for each task"
 }
 

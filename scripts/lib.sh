@@ -33,9 +33,22 @@ quoted() {
     printf '%s\n' "${line% }"
 }
 
-# Runs the command; in a dry run shows it instead.
+# read_plan WORD...: a training launcher's words ask for a plan. Then DRY_RUN is true as well: nothing is made, and what
+# is missing is for the plan to tell, which the training program prints under its flag --plan. --dry-run goes before.
+read_plan() {
+    local word
+    PLANNING=${PLANNING:-false}
+    for word in "$@"; do
+        if [[ ($word == --plan || $word == --plan=*) && $DRY_RUN != true ]]; then PLANNING=true DRY_RUN=true; fi
+    done
+    export PLANNING DRY_RUN # for the launchers that this one calls
+}
+
+# Runs the command; in a dry run shows it instead, and does nothing where a plan is asked for.
 run() {
-    if [[ $DRY_RUN == true ]]; then
+    if [[ ${PLANNING:-false} == true ]]; then
+        return
+    elif [[ $DRY_RUN == true ]]; then
         quoted "$@"
     else
         "$@"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fine-tunes BERT on a GLUE task and scores its development set.
 #
-# usage: run_glue.sh [WORD...] [--flag=value...] [--dry-run] [--help]
+# usage: run_glue.sh [WORD...] [--flag=value...] [--plan] [--dry-run] [--help]
 #
 #   words, in this order (default):
 #    1 task_name (MRPC; CoLA, MNLI, SST-2, QQP, QNLI, RTE, STS-B, WNLI, XNLI)          2 batch_size (16)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # BERT pre-training with Adam in a single phase.
 #
-# usage: run_pretraining_adam.sh [WORD...] [--flag=value...] [--dry-run] [--help]
+# usage: run_pretraining_adam.sh [WORD...] [--flag=value...] [--plan] [--dry-run] [--help]
 #
 #   words, in this order (default):
 #    1 train_batch_size (16)            2 eval_batch_size (8)             3 learning_rate (1e-4)

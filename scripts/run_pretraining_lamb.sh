@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Two-phase BERT pre-training with NVLAMB: phase 1 at sequence length 128, phase 2 at 512 from phase 1's weights.
 #
-# usage: run_pretraining_lamb.sh [WORD...] [--flag=value...] [--dry-run] [--help]
+# usage: run_pretraining_lamb.sh [WORD...] [--flag=value...] [--plan] [--dry-run] [--help]
 #
 #   words, in this order (default):
 #    1 train_batch_size_phase1 (64)     2 train_batch_size_phase2 (8)     3 eval_batch_size (8)
@@ -10,6 +10,9 @@
 #   10 warmup_steps_phase2 (200)       11 train_steps (7820)             12 save_checkpoints_steps (100)
 #   13 num_accumulation_steps_phase1 (128)   14 num_accumulation_steps_phase2 (512)   15 bert_model (large; base, tiny)
 #   Batch sizes and learning rates are per GPU. --flag=value words go to run_pretraining.py in both phases.
+#
+#   --plan tells memory, disk, updates and every problem of both phases and starts nothing; --plan=probe and
+#   --plan=SEQUENCES_A_SECOND tell the time too (docs/planning.md).
 #
 #   DATA_DIR         folder the data stage filled (default: data)
 #   RESULTS_DIR      phase_1, phase_2 and the log; the same folder again resumes
@@ -38,8 +41,13 @@ run_phases() {
     log "results: $RESULTS_DIR"
     describe_phase1
     describe_phase2
-    bash "$here/run_pretraining_lamb_phase1.sh" "${ARGS[@]}" &&
-        env -u INIT_CHECKPOINT bash "$here/run_pretraining_lamb_phase2.sh" "${ARGS[@]}"
+    local status=0
+    bash "$here/run_pretraining_lamb_phase1.sh" "${ARGS[@]}" || status=$?
+    if [[ $status == 0 || $PLANNING == true ]]; then # a plan tells the problems of both
+        env -u INIT_CHECKPOINT PHASE_1_PLANNED="$PLANNING" \
+            bash "$here/run_pretraining_lamb_phase2.sh" "${ARGS[@]}" || status=$?
+    fi
+    return "$status"
 }
 
 if [[ $DRY_RUN != true ]]; then # phase 2's records are wanted now, not when phase 1 is through

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Phase 1 of BERT pre-training with NVLAMB: sequence length 128, nine tenths of train_steps.
 #
-# usage: run_pretraining_lamb_phase1.sh [WORD...] [--flag=value...] [--dry-run] [--help]
+# usage: run_pretraining_lamb_phase1.sh [WORD...] [--flag=value...] [--plan] [--dry-run] [--help]
 #
 #   The 15 words and the environment of run_pretraining_lamb.sh (see its --help); writes RESULTS_DIR/phase_1
 #   (RESULTS_DIR by default: /results where it is writable, else results).

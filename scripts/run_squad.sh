@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fine-tunes BERT on SQuAD 1.1 or 2.0, answers the questions of the development set, and scores the answers.
 #
-# usage: run_squad.sh [WORD...] [--flag=value...] [--dry-run] [--help]
+# usage: run_squad.sh [WORD...] [--flag=value...] [--plan] [--dry-run] [--help]
 #
 #   words, in this order (default):
 #    1 batch_size (8)                   2 learning_rate (5e-6)            3 precision (fp16; bf16, tf32, fp32)

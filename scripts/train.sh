@@ -2,9 +2,10 @@
 # Trains QuartzNet or Jasper on LibriSpeech, or on any manifests.
 #
 # usage: [VARIABLE=value...] bash scripts/train.sh [DATA_DIR [MODEL_CONFIG [OUTPUT_DIR [CHECKPOINT]]]] [--flag...]
-#                                                  [--dry-run] [--help]
+#                                                  [--plan] [--dry-run] [--help]
 #
-#   --flag words go to jasper_pt/run_training.py as they are, behind everything else.
+#   --flag words go to jasper_pt/run_training.py as they are, behind everything else. --plan tells memory, disk,
+#   updates and every problem and starts nothing; --plan=probe and --plan=UTTERANCES_A_SECOND tell the time too.
 #   DATA_DIR (/datasets/LibriSpeech)   OUTPUT_DIR (/results)   CHECKPOINT (none): a training state to start from
 #   MODEL_CONFIG (configs/quartznet15x5_speedp-online-1.15_speca.yaml): a file of configs/asr, or yours; the model
 #                      in it decides the defaults given as QuartzNet | Jasper
@@ -13,6 +14,9 @@
 #                      DATA_DIR goes before the published ones
 #   CPU                true trains on the CPU (default: true where nvidia-smi shows no GPU)
 #   NUM_GPUS (8; with CPU=true 1)      processes, one a GPU, started by torchrun; DISTRIBUTED: other words for that
+#   MAX_RESTARTS (0)   so many times torchrun starts all processes again when one is lost, from the newest checkpoint
+#   NNODES (1; or MIN:MAX, machines that may come and go), RDZV_ENDPOINT (HOST:PORT of one that stays), RDZV_ID: start
+#                      this script on every machine; the global batch is that of MAX machines whatever their number
 #   GPU_BATCH_SIZE (72 | 32), GRAD_ACCUMULATION (2 | 2): utterances of a pass, passes of an update; or their product
 #                      as BATCH_SIZE with GRAD_ACCUMULATION_STEPS, the names of the Jasper recipe
 #   AMP (false), CUDNN_BENCHMARK (true), DALI_DEVICE (gpu where DALI is installed, else none)
@@ -101,9 +105,11 @@ if [[ $CUDNN_BENCHMARK == true ]]; then flags+=(--cudnn_benchmark); else flags+=
 [[ $MULTI_TENSOR_EMA == false ]] || flags+=(--multi_tensor_ema)
 ((${#pre_allocate[@]} == 0)) || flags+=(--pre_allocate_range "${pre_allocate[@]}")
 
-global_batch=$((GPU_BATCH_SIZE * GRAD_ACCUMULATION * NUM_GPUS))
+processes=$((NUM_GPUS * most_nodes))
+global_batch=$((GPU_BATCH_SIZE * GRAD_ACCUMULATION * processes))
 log "$FAMILY: global batch $global_batch utterances" \
-    "($GPU_BATCH_SIZE utterances x $GRAD_ACCUMULATION accumulation steps x $NUM_GPUS processes)"
+    "($GPU_BATCH_SIZE utterances x $GRAD_ACCUMULATION accumulation steps x $processes processes)"
+[[ $NNODES != *:* ]] || flags+=("--global_batch_size=$global_batch")
 [[ $global_batch == "$published_batch" || -n $own_schedule ]] ||
     log "note: rates and epochs are published for a global batch of $published_batch"
 start jasper_pt.run_training "${flags[@]}"

@@ -2,7 +2,7 @@
 # Measures training throughput over numbers of GPUs and accumulation steps, and writes the published table.
 #
 # usage: [VARIABLE=value...] bash scripts/train_benchmark.sh [DATA_DIR [MODEL_CONFIG [OUTPUT_DIR]]] [--flag...]
-#                                                            [--dry-run] [--help]
+#                                                            [--plan] [--dry-run] [--help]
 #
 #   QuartzNet: for each of NUM_GPUS_SEQ ("8 4 1") and each of GRAD_ACC_SEQ ("4 2"), utterances of a pass on a GPU =
 #   ACC_BATCH_SIZE (144) / accumulation steps x 8 / GPUs, so that the global batch is ACC_BATCH_SIZE x 8 whatever the

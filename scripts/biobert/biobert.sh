@@ -28,9 +28,10 @@ read_biobert_task() {
     esac
     task_dir=${DATASET_DIR:-$DATA_DIR/biobert/$folder}
     [[ $DRY_RUN == true || -d $task_dir ]] ||
-        die "there is no $task_dir: put the task's files there (BC5CDR: train.tsv, devel.tsv and test.tsv of the BLUE" \
-            "benchmark; ChemProt: trainingPosit_chem, developPosit_chem and testPosit_chem, or train, dev and test" \
-            "as .tsv or SciBERT's .txt), or set DATASET_DIR to their folder"
+        die "there is no $task_dir: 'python -m data.datasets fetch $task_name --data_dir $DATA_DIR' puts the BLUE" \
+            "benchmark's files there; or set DATASET_DIR to a folder of yours (BC5CDR: train.tsv, devel.tsv, test.tsv;" \
+            "ChemProt: trainingPosit_chem, developPosit_chem and testPosit_chem, or train, dev and test as .tsv or" \
+            "SciBERT's .txt)"
 }
 
 # finetune_biobert TASK LEARNING_RATE SEQ_LENGTH EVAL_BATCH_SIZE EPOCHS WORD...: a whole launcher of fine-tuning, whose

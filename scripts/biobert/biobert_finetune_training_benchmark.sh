@@ -2,7 +2,7 @@
 # Measures fine-tuning throughput on a BioBERT task over sequence lengths, batch sizes and precisions.
 #
 # usage: [VARIABLE=value...] bash scripts/biobert/biobert_finetune_training_benchmark.sh [WORD...] [--quick]
-#                                                                          [--flag=value...] [--dry-run] [--help]
+#                                                                          [--flag=value...] [--plan] [--dry-run] [--help]
 #
 #   words, in this order (default):
 #    1 task (ner_bc5cdr-chem; ner_bc5cdr-disease, rel_chemprot)    2 num_gpu (2)    3 bert_model (base)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fine-tunes BioBERT to find chemicals in BC5CDR, scores the development set, and tags the test set.
 #
-# usage: ner_bc5cdr-chem.sh [WORD...] [--flag=value...] [--dry-run] [--help]
+# usage: ner_bc5cdr-chem.sh [WORD...] [--flag=value...] [--plan] [--dry-run] [--help]
 #
 #   words, in this order (default):
 #    1 init_checkpoint (the weights in BERT_DIR)              2 batch_size (8)                   3 learning_rate (3.125e-6)

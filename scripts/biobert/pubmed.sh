@@ -48,7 +48,8 @@ find_pubmed() {
     SOURCES=pubmed_baseline
     [[ $DRY_RUN == true ]] ||
         die "there are no records lower_case_${lower_case}_seq_len_$1_max_pred_$2_*/pubmed_baseline below" \
-            "$DATA_DIR/tfrecord: make them with 'DO_LOWER_CASE=$lower_case VOCAB_FILE=... bash" \
+            "$DATA_DIR/tfrecord: make them with 'bash scripts/data_download.sh pubmed' (--plan says what it takes)," \
+            "or from abstracts of yours with 'DO_LOWER_CASE=$lower_case VOCAB_FILE=... bash" \
             "data/create_datasets_from_start.sh text PATH pubmed_baseline', or name others in SOURCES"
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fine-tunes BioBERT on the relations of ChemProt, scores the development set, and predicts the test set.
 #
-# usage: rel_chemprot.sh [WORD...] [--flag=value...] [--dry-run] [--help]
+# usage: rel_chemprot.sh [WORD...] [--flag=value...] [--plan] [--dry-run] [--help]
 #
 #   words, in this order (default):
 #    1 init_checkpoint (the weights in BERT_DIR)              2 batch_size (8)                   3 learning_rate (1.5e-6)

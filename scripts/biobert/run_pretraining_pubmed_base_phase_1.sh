@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Phase 1 of BioBERT's pre-training: PubMed abstracts at sequence length 128, from Google's BERT-base, with NVLAMB.
 #
-# usage: run_pretraining_pubmed_base_phase_1.sh [WORD...] [--flag=value...] [--dry-run] [--help]
+# usage: run_pretraining_pubmed_base_phase_1.sh [WORD...] [--flag=value...] [--plan] [--dry-run] [--help]
 #
 #   words, in this order (default):
 #    1 train_batch_size (128)           2 learning_rate (9.625e-5)        3 cased (false)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Phase 2 of BioBERT's pre-training: PubMed abstracts at sequence length 512, from phase 1's weights, with NVLAMB.
 #
-# usage: run_pretraining_pubmed_base_phase_2.sh INIT_CHECKPOINT [WORD...] [--flag=value...] [--dry-run] [--help]
+# usage: run_pretraining_pubmed_base_phase_2.sh INIT_CHECKPOINT [WORD...] [--flag=value...] [--plan] [--dry-run] [--help]
 #
 #   words, in this order (default):
 #    1 init_checkpoint (mandatory, such as results/biobert_phase_1/model.ckpt-19531)
