@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from data.download import unpacked
+from data.archives import unpacked
+from data.executors import Workers, absolute_path, add_flags, chosen_workers
+from data.parallel import available_cores, ordered_map
 from data.stage import fingerprint, make_file
 from data.text import file_documents, plain_lines, source_files, write_documents
 from runkit.errors import UserError, run_main
@@ -33,22 +35,23 @@ def book_folder(path: Path, scratch: Path) -> Iterator[Path]:
         yield folder
 
 
-def one_line(path: Path) -> str:
-    """A book on one line, with its line end and an empty line; "" when there is no text.
-
-    Raises UserError naming the file when it is not UTF-8.
-    """
-    _, pieces = file_documents(plain_lines(path, "utf-8"), "file", 0)
+def one_line(path: Path) -> tuple[str, str]:
+    """(a book on one line, with its line end and an empty line; "") or ("", why there is none); runs in a worker."""
     book = io.StringIO()
-    write_documents(pieces, book)
-    return book.getvalue()
+    try:
+        _, pieces = file_documents(plain_lines(path, "utf-8"), "file", 0)
+        write_documents(pieces, book)
+    except UserError as error:
+        return "", str(error)
+    return book.getvalue(), "" if book.getvalue() else "no text"
 
 
-def format_books(path: Path, output: Path) -> dict[str, Any] | None:
+def format_books(path: Path, output: Path, workers: int | Workers = 1) -> dict[str, Any] | None:
     """Writes the books below a folder or in an archive, unless that was done from the same files; returns the manifest
     if written.
 
-    One book is in memory at a time. Raises UserError when there is none, and for an archive that is broken or hostile.
+    workers: processes of this machine, or opened workers; the file does not depend on them. A few books a worker are
+    in memory at a time. Raises UserError when there is none, and for an archive that is broken or hostile.
     """
     inputs = fingerprint(source_files(path), base=path) if path.is_dir() else fingerprint([path])
 
@@ -58,15 +61,10 @@ def format_books(path: Path, output: Path) -> dict[str, Any] | None:
         with book_folder(path, output.parent) as folder:
             files = source_files(folder)
             with Progress(len(files), "formatting", "books") as progress:
-                for file in files:
-                    name = file.relative_to(folder).as_posix()
-                    try:
-                        text = one_line(file)
-                        reason = "" if text else "no text"
-                    except UserError as error:
-                        text, reason = "", str(error).replace(str(file), name)
+                for file, (text, reason) in zip(files, ordered_map(one_line, files, workers), strict=True):
                     if reason:
-                        left_out.append(f"{name}: {reason}")
+                        name = file.relative_to(folder).as_posix()
+                        left_out.append(f"{name}: {reason.replace(str(file), name)}")
                         print_line(f"left out {left_out[-1]}")
                     else:
                         stream.write(text)
@@ -88,14 +86,20 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("path", type=Path, help="a folder of .txt files, or a tar or zip archive of one")
-    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("path", type=absolute_path, help="a folder of .txt files, or a tar or zip archive of one")
+    parser.add_argument("--output", type=absolute_path, required=True)
+    add_flags(parser, n_processes=available_cores())
     return parser.parse_args()
 
 
 def main() -> None:
-    format_books(**vars(parse_arguments()))
+    arguments = vars(parse_arguments())
+    with chosen_workers(arguments) as workers:
+        if workers is not None:
+            format_books(**arguments, workers=workers)
 
 
 if __name__ == "__main__":
-    run_main(main)
+    from data import books  # under its own name, so that workers find its functions by module
+
+    run_main(books.main)

@@ -121,7 +121,7 @@ server_flags=()
 for mirror in "${mirrors[@]}"; do server_flags+=(--mirror "$mirror"); done
 [[ -z ${DUMP_DATE:-} ]] || server_flags+=(--dump_date "$DUMP_DATE")
 
-# Where formatting (of Wikipedia and PubMed), sharding and records run.
+# Where formatting, sharding and records run.
 workers=(--n_processes "$N_PROCESSES") launcher=()
 case ${EXECUTOR:-processes} in
     processes) ;;
@@ -168,23 +168,17 @@ download() {
 
 # format_text CORPUS FILE
 format_text() {
-    local path=${words[1]:-} run_stage=stage
+    local path=${words[1]:-}
     case $source:$1 in # the user's text may be called like any other
         text:*)
             set -- "$1" data.text "$path" --name "$1" --output_dir "${2%/*}" --document "${DOCUMENT:-auto}"
             ;;
-        *:embedded) set -- "$1" data.embedded --output "$2" --n_processes "$N_PROCESSES" ;;
-        *:wikicorpus_en)
-            run_stage=spread_stage
-            set -- "$1" data.wikipedia "$work/download/$1/$1.xml.bz2" --output "$2"
-            ;;
+        *:embedded) set -- "$1" data.embedded --output "$2" ;;
+        *:wikicorpus_en) set -- "$1" data.wikipedia "$work/download/$1/$1.xml.bz2" --output "$2" ;;
         *:bookscorpus) set -- "$1" data.books "$BOOKS" --output "$2" ;;
-        *:pubmed_baseline)
-            run_stage=spread_stage
-            set -- "$1" data.pubmed "$work/download/pubmed/baseline" --output "$2"
-            ;;
+        *:pubmed_baseline) set -- "$1" data.pubmed "$work/download/pubmed/baseline" --output "$2" ;;
     esac
-    $run_stage "formatting $1" "${@:2}"
+    spread_stage "formatting $1" "${@:2}"
 }
 
 # make_records LENGTH PREDICTIONS: the TFRecords of one phase.

@@ -1,4 +1,4 @@
-"""Files from the web, whole or not at all, and archives that cannot write beside their folder.
+"""Files from the web, whole or not at all.
 
     python -m data.download URL... --output FILE [--md5 HEX] [--sha1 HEX] [--sha256 HEX] [--bytes N]
 
@@ -8,30 +8,20 @@ call goes on from there.
 """
 
 import argparse
-import bz2
 import contextlib
 import email.utils
-import errno
 import fcntl
-import gzip
 import hashlib
 import http.client
-import lzma
 import os
 import re
 import shutil
-import stat
-import struct
-import tarfile
 import tempfile
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -101,6 +91,7 @@ def fetch(
     if target.is_file():
         problem = expected.problem_with(target)
         if problem is None:
+            download.record.unlink(missing_ok=True)  # of a run that was killed between its last two steps
             return target
         print_line(f"{target}: {problem}; fetching it anew")
     make_directory(target.parent)
@@ -450,214 +441,6 @@ class _Links(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.found += [value for name, value in attrs if tag == "a" and name == "href" and value]
-
-
-# ------------------------------------------------------------------------------------------------------- unpacking
-
-MAX_RATIO = 100  # unpacked bytes for each byte of the archive; text in bzip2 has about 5, a bomb 1000 and more
-MAX_RATIO_FREE = 64 << 20  # bytes that any archive may hold, however small it is
-MAX_MEMBERS = 3_000_000
-# What the libraries raise for damaged archives, besides OSError without a number.
-BROKEN = (
-    EOFError,
-    ValueError,
-    NotImplementedError,
-    struct.error,
-    zlib.error,
-    lzma.LZMAError,
-    tarfile.TarError,
-    zipfile.BadZipFile,
-)
-
-
-class _Member(NamedTuple):
-    name: str
-    kind: str  # "file", "folder", "symlink", "hardlink", or what it is that cannot be unpacked
-    link: str  # where a link points to
-    position: int  # bytes of the archive up to here, for the progress
-    open: Callable[[], IO[bytes]]
-
-
-def unpack(archive: Path, target: Path, max_bytes: int | None = None) -> None:
-    """Unpacks a tar (plain, gzip, bzip2, xz) or zip archive to the new folder target, which appears when all of it
-    is there.
-
-    Raises UserError when target exists, and as `unpacked` does.
-    """
-    target = Path(os.path.realpath(target))
-    if target.exists():
-        raise UserError(f"{target} exists; move it away to unpack {archive} there")
-    with unpacked(archive, target.parent, max_bytes) as tree:
-        os.rename(tree, target)
-        fsync_directory(target.parent)
-
-
-@contextlib.contextmanager
-def unpacked(archive: Path, folder: Path, max_bytes: int | None = None) -> Iterator[Path]:
-    """Yields a temporary folder in `folder` with all that is in the archive, for the caller to move from there; it
-    goes at the end, and what a killed run left goes before.
-
-    Contents only: permissions, owners and dates are the default ones. Raises UserError, leaving nothing, for a broken
-    or incomplete archive, and for a hostile one: an absolute name, "..", a link that leaves the tree, a device, one
-    name twice, more than MAX_MEMBERS members, more bytes than MAX_RATIO allows (or max_bytes, or the disk).
-    """
-    make_directory(folder)
-    tree = folder / f".{archive.name}.unpacking"
-    try:
-        stream = open(archive, "rb")  # noqa: SIM115 (closed below)
-    except OSError as error:
-        raise UserError(f"cannot read {archive}: {error.strerror}") from error
-    with stream, naming_write_errors(folder):
-        lock(stream, f"{archive}: another process is unpacking it")
-        require_space(folder, os.fstat(stream.fileno()).st_size, f"what is in {archive.name}")  # at least
-        shutil.rmtree(tree, ignore_errors=True)
-        tree.mkdir()
-        try:
-            _extract(archive, stream, tree, max_bytes)
-            os.sync()  # one call for what may be 100,000 files
-            yield tree
-        finally:
-            shutil.rmtree(tree, ignore_errors=True)
-
-
-def _extract(archive: Path, stream: IO[bytes], tree: Path, max_bytes: int | None) -> None:
-    n_packed = os.fstat(stream.fileno()).st_size
-    limits = [
-        (max(MAX_RATIO * n_packed, MAX_RATIO_FREE), f"{MAX_RATIO} times its own {n_packed}"),
-        (shutil.disk_usage(tree).free - SPARE_BYTES, "the disk has free"),
-        *([] if max_bytes is None else [(max_bytes, "expected")]),
-    ]
-    limit, of_what = min(limits)
-    root = os.path.realpath(tree)
-    links: list[tuple[_Member, str]] = []
-    n_members = n_bytes = position = 0
-    try:
-        with byte_progress(n_packed, f"unpacking {archive.name}") as advance:
-            for member in _members(stream):
-                n_members += 1
-                if n_members > MAX_MEMBERS:
-                    raise UserError(f"{archive}: holds more than {MAX_MEMBERS} members; it is not unpacked")
-                path = _safe_path(archive, root, member)
-                if member.kind == "folder":
-                    os.makedirs(path, exist_ok=True)
-                elif member.kind == "file":
-                    os.makedirs(os.path.dirname(path), exist_ok=True)
-                    with member.open() as source, open(path, "xb") as output:
-                        while chunk := source.read(CHUNK_BYTES):
-                            n_bytes += len(chunk)
-                            if n_bytes > limit:
-                                raise UserError(f"{archive}: holds more bytes than {of_what}; it is not unpacked")
-                            output.write(chunk)
-                else:
-                    links.append((member, path))
-                advance(member.position - position)
-                position = member.position
-            advance(n_packed - position)
-        # Links come last, so that nothing is written through them but links; and they are looked at again when all
-        # are there, because each can change where the others lead.
-        for member, path in links:
-            _make_link(archive, root, member, path)
-        for member, path in links:
-            _require_below(archive, root, member, os.path.realpath(path))
-    except BROKEN as error:
-        raise UserError(f"{archive}: is broken or incomplete ({error}); remove it and fetch it again") from error
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        if error.errno is None:  # gzip and bzip2 say so that their data are damaged
-            raise UserError(f"{archive}: is broken or incomplete ({error}); remove it and fetch it again") from error
-        name = repr(os.path.relpath(error.filename, root)) if error.filename else "a member"
-        twice = error.errno in (errno.EEXIST, errno.EISDIR, errno.ENOTDIR)
-        cause = "is in it twice" if twice else f"cannot be written ({error.strerror})"
-        raise UserError(f"{archive}: {name} {cause}; it is not unpacked") from error
-
-
-def _safe_path(archive: Path, root: str, member: _Member) -> str:
-    """Where a member goes below root. Raises UserError when that is elsewhere, or it is nothing to be unpacked."""
-    if member.kind not in ("file", "folder", "symlink", "hardlink"):
-        raise UserError(f"{archive}: {member.name!r} is {member.kind}; it is not unpacked")
-    parts = re.split(r"[/\\]", member.name)  # "\" too: on some systems it separates
-    path = os.path.normpath(os.path.join(root, member.name))
-    if ".." in parts or parts[0] == "" or parts[0].endswith(":"):
-        raise UserError(f"{archive}: {member.name!r} would be written outside of its folder; it is not unpacked")
-    _require_below(archive, root, member, os.path.realpath(path))
-    return path
-
-
-def _make_link(archive: Path, root: str, member: _Member, path: str) -> None:
-    folder = os.path.dirname(path)
-    goal = os.path.join(root if member.kind == "hardlink" else folder, member.link)
-    _require_below(archive, root, member, os.path.realpath(folder))
-    _require_below(archive, root, member, os.path.realpath(goal))
-    os.makedirs(folder, exist_ok=True)
-    if member.kind == "symlink":
-        if os.path.isabs(member.link):  # into the temporary folder, by its name
-            raise UserError(f"{archive}: {member.name!r} is an absolute link; it is not unpacked")
-        os.symlink(member.link, path)
-    elif os.path.isfile(goal):
-        os.link(goal, path, follow_symlinks=False)
-    else:
-        raise UserError(f"{archive}: {member.name!r} is a link to {member.link!r}, which is not in it")
-
-
-def _require_below(archive: Path, root: str, member: _Member, real_path: str) -> None:
-    if real_path != root and not real_path.startswith(root + os.sep):
-        raise UserError(f"{archive}: {member.name!r} leads out of its folder; it is not unpacked")
-
-
-def _members(stream: IO[bytes]) -> Iterator[_Member]:
-    magic = stream.read(6)
-    stream.seek(0)
-    if magic.startswith(b"PK"):
-        yield from _zip_members(stream)
-        return
-    openers = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
-    opener = next((opener for start, opener in openers.items() if magic.startswith(start)), contextlib.nullcontext)
-    with opener(stream) as plain:
-        # As a stream: one pass, nothing is sought.
-        with tarfile.open(fileobj=plain, mode="r|", tarinfo=_StrictInfo) as tar:
-            for info in tar:
-                kinds = {
-                    "file": info.isfile(),
-                    "folder": info.isdir(),
-                    "symlink": info.issym(),
-                    "hardlink": info.islnk(),
-                }
-                kind = next((kind for kind, applies in kinds.items() if applies), "a device, or of an unknown type")
-                yield _Member(info.name, kind, info.linkname, stream.tell(), partial(tar.extractfile, info))
-        # To the end, where the compressed formats have their checksum.
-        while plain.read(CHUNK_BYTES):
-            pass
-
-
-class _StrictInfo(tarfile.TarInfo):
-    """Headers as tarfile reads them, except that it takes a damaged or missing one for the end of the archive."""
-
-    @classmethod
-    def frombuf(cls, buf, encoding, errors):
-        try:
-            return super().frombuf(buf, encoding, errors)
-        except tarfile.EOFHeaderError:
-            raise
-        except tarfile.HeaderError as error:
-            raise tarfile.ReadError(f"{error}, where a member or the end mark should be") from error
-
-
-def _zip_members(stream: IO[bytes]) -> Iterator[_Member]:
-    position = 0
-    with zipfile.ZipFile(stream) as archive:
-        for info in archive.infolist():
-            mode = info.external_attr >> 16  # as Unix programs leave it; 0 from others
-            kind = "folder" if info.is_dir() else "file"
-            link = ""
-            if info.flag_bits & 1:
-                kind = "encrypted"
-            elif stat.S_ISLNK(mode):
-                kind, link = "symlink", os.fsdecode(archive.read(info))
-            elif stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
-                kind = "a device, or of an unknown type"
-            position += info.compress_size
-            yield _Member(info.filename, kind, link, position, partial(archive.open, info))
 
 
 # ------------------------------------------------------------------------------------------------------------ main

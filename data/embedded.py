@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from data import prose
+from data.executors import Workers, add_flags, chosen_workers
 from data.parallel import available_cores, ordered_map
 from data.prose import paragraphs, sentences_of
 from data.stage import make_file
@@ -132,13 +133,13 @@ def library_folder(name: str) -> Path | None:
     return Path(folders[0]) if folders else None
 
 
-def documents(files: Iterable[Path], n_processes: int, file_done: Callable[[], None]) -> Iterator[str]:
+def documents(files: Iterable[Path], workers: int | Workers, file_done: Callable[[], None]) -> Iterator[str]:
     """Yields documents, one line each, without the sentences that came before.
 
     A document stays within a file; file_done is called after each file.
     """
     seen: set[str] = set()
-    for sections in ordered_map(sections_of, files, n_processes):
+    for sections in ordered_map(sections_of, files, workers):
         document: list[str] = []
         for section in sections:
             for sentence in section:
@@ -157,10 +158,11 @@ def documents(files: Iterable[Path], n_processes: int, file_done: Callable[[], N
 # -------------------------------------------------------------------------------------------------- the stage
 
 
-def write_embedded(output: Path, n_processes: int) -> None:
+def write_embedded(output: Path, workers: int | Workers = 1) -> None:
     """Writes the documents to output, one a line and an empty line behind each, unless that is done already.
 
-    Raises UserError when there is no source to read.
+    workers: processes of this machine, or opened workers; the file does not depend on them. Raises UserError when there
+    is no source to read.
     """
     files = source_files(LIBRARIES)
     inputs = [{"name": "sources", "files": len(files), "sha256": digest_of(files)}]
@@ -169,7 +171,7 @@ def write_embedded(output: Path, n_processes: int) -> None:
     def write(stream: IO[str]) -> dict[str, int]:
         n_documents = n_characters = 0
         with Progress(len(files), "reading sources", "files") as progress:
-            for document in documents(files, n_processes, progress.update):
+            for document in documents(files, workers, progress.update):
                 stream.write(document + "\n\n")
                 n_documents += 1
                 n_characters += len(document)
@@ -199,14 +201,18 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--n_processes", type=int, default=available_cores())
+    add_flags(parser, n_processes=available_cores())
     return parser.parse_args()
 
 
 def main() -> None:
-    arguments = parse_arguments()
-    write_embedded(arguments.output, arguments.n_processes)
+    arguments = vars(parse_arguments())
+    with chosen_workers(arguments) as workers:
+        if workers is not None:
+            write_embedded(**arguments, workers=workers)
 
 
 if __name__ == "__main__":
-    run_main(main)
+    from data import embedded  # under its own name, so that workers find its functions by module
+
+    run_main(embedded.main)

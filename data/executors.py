@@ -20,7 +20,9 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, ProcessPoolExecutor
 from multiprocessing.connection import wait
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from runkit.errors import UserError
 
@@ -74,6 +76,11 @@ def open_workers(executor: str = "processes", n_processes: int = 1, scheduler: s
         yield workers
 
 
+def absolute_path(text: str) -> Path:
+    """A path as a flag: workers elsewhere stand in other folders."""
+    return Path(os.path.abspath(text))
+
+
 def add_flags(parser: argparse.ArgumentParser, n_processes: int, processes_help: str = "") -> None:
     """--n_processes, --executor and --scheduler, which are the arguments of open_workers."""
     parser.add_argument(
@@ -86,6 +93,11 @@ def add_flags(parser: argparse.ArgumentParser, n_processes: int, processes_help:
         "--executor", choices=EXECUTORS, default="processes", help="where the work is done (default processes)"
     )
     parser.add_argument("--scheduler", default="", metavar="ADDRESS", help="of the dask cluster: tcp://HOST:8786")
+
+
+def chosen_workers(arguments: dict[str, Any]) -> contextlib.AbstractContextManager[Workers | None]:
+    """open_workers by the flags of add_flags, which it takes out of the parsed arguments."""
+    return open_workers(*(arguments.pop(name) for name in ("executor", "n_processes", "scheduler")))
 
 
 # -------------------------------------------------------------------------------------------- what a task may call

@@ -1,7 +1,7 @@
 """Names of the data folders, in one place: what the data stages write is what the launchers find.
 
     <root>/download  extracted                                        what the downloaders leave
-    <root>/formatted_one_article_per_line/<dataset>_one_article_per_line.txt
+    <root>/formatted_one_article_per_line/<dataset>_one_article_per_line.txt, of books <dataset>_one_book_per_line.txt
     <root>/sharded/<dataset>/{training,test}/<dataset>_{training,test}_<i>.txt
     <root>/tfrecord/<config>/<dataset>/{training,test}/<dataset>_{training,test}_<i>.tfrecord
     <root>/vocab/<dataset>/vocab.txt                                  where no published vocabulary is used
@@ -33,8 +33,9 @@ def dataset_name(text: str) -> str:
     return text
 
 
-def formatted_file(root: Path, dataset: str) -> Path:
-    return root / "formatted_one_article_per_line" / f"{dataset}_one_article_per_line.txt"
+def formatted_file(root: Path, dataset: str, unit: str = "article") -> Path:
+    """unit: what stands on a line, "article" or (of books, as published) "book"."""
+    return root / "formatted_one_article_per_line" / f"{dataset}_one_{unit}_per_line.txt"
 
 
 def sharded_folder(root: Path, dataset: str) -> Path:

@@ -33,10 +33,11 @@ import numpy as np
 import soundfile
 import soxr
 
-from data.download import fetch, unpacked
+from data.archives import unpacked
+from data.download import fetch
 from data.parallel import available_cores, ordered_map
 from runkit.errors import UserError, run_main
-from runkit.files import atomic_open, make_directory, naming_write_errors, read_lines, temporary_path
+from runkit.files import atomic_open, make_directory, read_lines, remove_abandoned
 from runkit.progress import Progress
 
 # -------------------------------------------------------------------------------------------------------- download
@@ -73,11 +74,14 @@ def download_subset(
     as fetch and unpacked do.
     """
     folder, expected = data_dir / subset, ARCHIVES[subset]
+    archive = data_dir / f"{subset}.tar.gz"
     if folder.exists():
         _require_utterances(folder, expected.n_utterances)
+        remove_abandoned(data_dir, archive.name)
+        if remove_archive:
+            archive.unlink(missing_ok=True)
         print(f"{folder}: in place, {expected.n_utterances} utterances")
         return
-    archive = data_dir / f"{subset}.tar.gz"
     fetch([f"{mirror.rstrip('/')}/{archive.name}" for mirror in mirrors], archive, md5=expected.md5)
     with unpacked(archive, data_dir) as tree:
         top = tree / "LibriSpeech"
@@ -256,14 +260,8 @@ def _write_wav(path: Path, samples: np.ndarray, sample_rate: int) -> None:
     """Whole or not at all; not forced to the disk, which takes too long for 100,000 files."""
     wav = io.BytesIO()
     soundfile.write(wav, samples, sample_rate, subtype="PCM_16", format="WAV")
-    temporary = temporary_path(path)
-    with naming_write_errors(path):
-        try:
-            temporary.write_bytes(wav.getvalue())
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    with atomic_open(path, sync=False) as stream:
+        stream.write(wav.getbuffer())
 
 
 # -------------------------------------------------------------------------------------------------------- manifests

@@ -16,20 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data import layout, stage
-from data.datasets import (
-    DATASETS,
-    ByHand,
-    Request,
-    asked_bytes,
-    dump_date,
-    expand,
-    is_there,
-    listed_bytes,
-    size_text,
-    where,
-)
+from data.datasets import Request, asked_bytes, dump_date, is_there, size_text
 from data.download import require_space
 from data.parallel import available_cores
+from data.registry import DATASETS, ByHand, expand, listed_bytes, where
 from runkit.errors import UserError, run_main
 from runkit.files import read_json
 from runkit.progress import duration
@@ -179,9 +169,8 @@ def plan(
     rows = download_rows(vocab, request)
     n_text = 0.0
     for corpus in corpora:
-        formatted = layout.formatted_file(request.data_dir, corpus)
-        if source.endswith("books") and corpus == "bookscorpus":
-            formatted = formatted.with_name("bookscorpus_one_book_per_line.txt")  # as published
+        unit = "book" if source.endswith("books") and corpus == "bookscorpus" else "article"
+        formatted = layout.formatted_file(request.data_dir, corpus, unit)
         if source != "text" and corpus in XML:
             cost, xml_ratio = XML[corpus]
             (row,) = download_rows([corpus], request)

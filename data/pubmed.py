@@ -11,6 +11,7 @@ number of workers. Other collections as .jsonl or .parquet: data/text.py.
 
 import argparse
 import gzip
+import os
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,14 +20,17 @@ from pathlib import Path
 from typing import IO, Any
 from xml.parsers import expat
 
+from data.archives import MAX_RATIO, MAX_RATIO_FREE
 from data.download import byte_progress
-from data.executors import Workers, add_flags, open_workers
+from data.executors import Workers, absolute_path, add_flags, chosen_workers
 from data.parallel import available_cores, ordered_map
 from data.stage import fingerprint, make_file
 from runkit.errors import UserError, run_main
 
 READ_BYTES = 1 << 20
 MIN_CHARACTERS = 30  # as published
+MAX_DEPTH = 100  # of elements; PubMed's have 12
+MAX_CITATION_BYTES = 64 << 20  # of XML; the longest have some 1 MB
 ABSTRACT_PATH = ("PubmedArticle", "MedlineCitation", "Article", "Abstract", "AbstractText")
 NO_LABEL = ("", "UNASSIGNED", "UNLABELLED")
 
@@ -59,6 +63,7 @@ class AbstractReader:
     def __init__(self, source: str):
         self.source = source
         self.n_citations = 0
+        self._n_bytes = 0  # since the last citation ended
         self._done: list[str] = []
         self._path: list[str] = []
         self._parts: list[str] = []  # of this citation
@@ -73,6 +78,9 @@ class AbstractReader:
 
     def feed(self, data: bytes, final: bool = False) -> None:
         """Raises UserError naming the file and the line for XML that is broken or declares entities."""
+        self._n_bytes += len(data)
+        if self._n_bytes > MAX_CITATION_BYTES:
+            raise UserError(f"{self.source}: no end of a citation in {self._n_bytes >> 20} MB; it is not read")
         try:
             self._parser.Parse(data, final)
         except expat.ExpatError as error:
@@ -88,6 +96,8 @@ class AbstractReader:
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         self._path.append(name)
+        if len(self._path) > MAX_DEPTH:
+            raise UserError(f"{self.source}: elements in more than {MAX_DEPTH} others; this is no file of PubMed")
         if name == "PubmedArticle":
             self.n_citations += 1
             self._parts = []
@@ -108,6 +118,7 @@ class AbstractReader:
             self._text = None
         elif name == "PubmedArticle":
             self._done.append(" ".join(self._parts))
+            self._n_bytes = 0
 
 
 def abstracts(path: Path) -> Iterator[str]:
@@ -116,9 +127,14 @@ def abstracts(path: Path) -> Iterator[str]:
     Raises UserError naming the file when it is broken, cut off or hostile.
     """
     reader = AbstractReader(str(path))
+    n_bytes = 0
     try:
         with open(path, "rb") as raw, gzip.open(raw) if path.suffix == ".gz" else raw as stream:
+            limit = max(MAX_RATIO * os.fstat(raw.fileno()).st_size, MAX_RATIO_FREE)
             while data := stream.read(READ_BYTES):
+                n_bytes += len(data)
+                if n_bytes > limit:
+                    raise UserError(f"{path}: holds more than {MAX_RATIO} times its own size; it is not read")
                 reader.feed(data)
                 yield from reader.take()
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -175,7 +191,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a .xml or .xml.gz file, or a folder")
+    parser.add_argument(
+        "paths", nargs="+", type=absolute_path, metavar="PATH", help="a .xml or .xml.gz file, or a folder"
+    )
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--min_characters", type=int, default=MIN_CHARACTERS, help="leave shorter ones out (30)")
     add_flags(parser, n_processes=available_cores())
@@ -184,8 +202,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = vars(parse_arguments())
-    place = [arguments.pop(name) for name in ("executor", "n_processes", "scheduler")]
-    with open_workers(*place) as workers:
+    with chosen_workers(arguments) as workers:
         if workers is not None:
             format_pubmed(**arguments, workers=workers)
 

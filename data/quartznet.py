@@ -12,8 +12,10 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from data.download import fetch, unpacked
+from data.archives import unpacked
+from data.download import fetch
 from runkit.errors import UserError, run_main
+from runkit.files import remove_abandoned
 
 NGC = "https://api.ngc.nvidia.com/v2/models/nvidia"
 
@@ -43,10 +45,13 @@ def download_model(language: str, model_dir: Path, mirror: str = NGC) -> Path:
         raise UserError(f"there is no published QuartzNet for {language!r}; there is one for {', '.join(MODELS)}")
     model = MODELS[language]
     target = model_dir / model.file
+    archive = model_dir / model.archive
     if target.is_file():
+        if archive.is_file():  # of a run that was killed between its last two steps
+            remove_abandoned(model_dir, archive.name)
+            archive.unlink()
         print(f"{target}: in place")
         return target
-    archive = model_dir / model.archive
     fetch(f"{mirror.rstrip('/')}/{model.path}/versions/{model.version}/zip", archive)
     with unpacked(archive, model_dir) as tree:
         found = sorted(tree.rglob(model.file))

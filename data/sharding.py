@@ -32,13 +32,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.executors import Workers, add_flags, open_workers
+from data.executors import Workers, absolute_path, add_flags, chosen_workers
 from data.layout import MANIFEST, SPLITS, dataset_name
 from data.parallel import completed_map, files_map
 from data.segmentation import Segmenter, corpus_parameters, trained_parameters
 from data.stage import begin, fingerprint, is_current
 from runkit.errors import UserError, run_main
-from runkit.files import atomic_directory, atomic_open, locked_directory, make_directory, sha256_file, write_json
+from runkit.files import (
+    atomic_directory,
+    atomic_open,
+    locked_directory,
+    make_directory,
+    remove_abandoned,
+    sha256_file,
+    write_json,
+)
 from runkit.progress import Progress
 
 FORMAT = 2
@@ -396,8 +404,7 @@ def shard_documents(
         }
         with atomic_directory(folder) as temporary:
             for split in SPLITS:
-                for half_written in (work / split).glob(".*.tmp"):
-                    half_written.unlink()
+                remove_abandoned(work / split)
                 os.rename(work / split, temporary / split)
             write_json(temporary / MANIFEST, manifest)
         _clear(work, output_dir, dataset)
@@ -417,8 +424,8 @@ def shard_documents(
 
 def _clear(work: Path, output_dir: Path, dataset: str) -> None:
     """Removes the working folder, and what runs that were killed while they moved the shards into place have left."""
-    for leftover in output_dir.glob(f".{dataset}.{8 * '[0-9a-f]'}.*"):
-        shutil.rmtree(leftover)
+    for kind in ("tmp", "old"):
+        remove_abandoned(output_dir, dataset, kind)
     shutil.rmtree(work)
 
 
@@ -470,11 +477,6 @@ def input_list(text: str) -> list[Path]:
     return [absolute_path(name) for name in text.split(",") if name]
 
 
-def absolute_path(text: str) -> Path:
-    """Workers elsewhere stand in other folders."""
-    return Path(os.path.abspath(text))
-
-
 def shard_number(text: str) -> int:
     number = int(text)
     if number < 0:
@@ -504,8 +506,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = vars(parse_arguments())
     del arguments["segmentation_method"]  # NLTK's is the only one
-    place = [arguments.pop(name) for name in ("executor", "n_processes", "scheduler")]
-    with open_workers(*place) as workers:
+    with chosen_workers(arguments) as workers:
         if workers is not None:
             shard_documents(**arguments, workers=workers)
 

@@ -14,6 +14,7 @@ ones stays, for the program to go on with.
 """
 
 import argparse
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable
@@ -47,19 +48,29 @@ def is_current(record_path: Path, inputs: Any, settings: dict[str, Any]) -> bool
     whole."""
     if not record_path.is_file():
         return False
-    record = read_json(record_path)
+    record = _read_record(record_path)
     same = record.get("inputs") == inputs and record.get("settings") == settings
     return same and bool(record.get("files")) and files_are_whole(record_path)
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    """Raises UserError naming the file when it is no record or manifest."""
+    record = read_json(path)
+    files, settings = (record.get(k, {}) if isinstance(record, dict) else None for k in ("files", "settings"))
+    sound = isinstance(files, dict) and isinstance(settings, dict)
+    if not sound or not all(isinstance(facts, dict) for facts in files.values()):
+        raise UserError(f"{path}: is no record of a stage; remove it, and the stage runs again")
+    return record
 
 
 def files_are_whole(record_path: Path) -> bool:
     """Whether every file named by a record or manifest is there in its full size; a manifest among them is
     followed."""
-    for name, facts in read_json(record_path)["files"].items():
+    for name, facts in _read_record(record_path).get("files", {}).items():
         path = record_path.parent / name
-        if not path.is_file() or path.stat().st_size != facts["bytes"]:
+        if not os.path.isfile(path) or path.stat().st_size != facts.get("bytes"):
             return False
-        if path.name == MANIFEST and not files_are_whole(path):
+        if path.name == MANIFEST and path != record_path and not files_are_whole(path):
             return False
     return True
 
@@ -92,8 +103,11 @@ def begin(folder: Path, inputs: Any, settings: dict[str, Any]) -> bool:
     if is_current(path, inputs, settings):
         return False
     if path.is_file():
-        record = read_json(path)
-        old, new = ({"inputs": record["inputs"], **record["settings"]}, {"inputs": inputs, **settings})
+        record = _read_record(path)
+        old, new = (
+            {"inputs": record.get("inputs"), **record.get("settings", {})},
+            {"inputs": inputs, **settings},
+        )
         changed = [key for key in old | new if old.get(key) != new.get(key)]
         if changed:
             print(f"{folder}: made with other {', '.join(changed)}, so it is made anew", file=sys.stderr)
@@ -112,7 +126,7 @@ def end(folder: Path) -> None:
     """Enters the manifests below folder into its record: the stage is done."""
     manifests = fingerprint(sorted(folder.glob(f"*/{MANIFEST}")), base=folder)
     files = {facts["name"]: {"bytes": facts["bytes"], "sha256": facts["sha256"]} for facts in manifests}
-    write_json(folder / RECORD, read_json(folder / RECORD) | {"files": files})
+    write_json(folder / RECORD, _read_record(folder / RECORD) | {"files": files})
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -21,22 +21,27 @@ white space of any kind (line ends, tabs, form feeds, no-break spaces) becomes o
 import argparse
 import json
 import re
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from statistics import median
-from typing import IO
+from typing import IO, NamedTuple
 
+from data.executors import Workers, absolute_path, add_flags, chosen_workers
 from data.layout import dataset_name, formatted_file
+from data.parallel import available_cores, ordered_map
 from data.stage import fingerprint, make_file
 from runkit.errors import UserError, run_main
-from runkit.files import read_lines
+from runkit.files import parse_json, read_lines, temporary_directory
 from runkit.progress import Progress
 
 SAMPLE_CHARACTERS = 1 << 20  # how much of a file `auto` looks at
 ARTICLE_CHARACTERS = 500  # lines this long (median) are whole articles
 MAX_DOCUMENT_CHARACTERS = 20_000
+COPIED_CHARACTERS = 1 << 20  # at a time
 
 # --------------------------------------------------------------------------------------------- kinds of files
 
@@ -60,7 +65,7 @@ def json_records(path: Path, encoding: str) -> Iterator[str]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = parse_json(line)
         except json.JSONDecodeError as error:
             raise UserError(f"{path}:{number}: not valid JSON: {error.msg}") from error
         text = record.get(TEXT_FIELD) if isinstance(record, dict) else record
@@ -74,15 +79,22 @@ def parquet_records(path: Path, encoding: str) -> Iterator[str]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
-        raise UserError(f"{path}: reading Parquet needs pyarrow: pip install pyarrow (or give .jsonl)") from error
+        raise UserError(
+            f"{path}: Parquet needs pyarrow: install it with 'bash scripts/setup.sh data', or give .jsonl"
+        ) from error
     try:
         with parquet.ParquetFile(path) as file:
             if TEXT_FIELD not in file.schema_arrow.names:
                 columns = ", ".join(file.schema_arrow.names)
                 raise UserError(f'{path}: has no column "{TEXT_FIELD}"; it has {columns}')
             for batch in file.iter_batches(batch_size=1024, columns=[TEXT_FIELD]):
-                yield from (" ".join(str(text).split()) for text in batch.column(0).to_pylist() if text is not None)
-    except (OSError, ArrowException) as error:
+                for text in batch.column(0).to_pylist():
+                    if text is None:
+                        continue
+                    if not isinstance(text, str):
+                        raise UserError(f'{path}: its column "{TEXT_FIELD}" holds {type(text).__name__}, not text')
+                    yield " ".join(text.split())
+    except (OSError, ArrowException, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as Parquet: {error}") from error
 
 
@@ -263,6 +275,22 @@ def write_documents(pieces: Iterable[str | None], stream: IO[str]) -> int:
     return count
 
 
+class Part(NamedTuple):
+    """A file, and where its documents go for the time being: one file can be larger than memory."""
+
+    source: Path
+    text: Path
+
+
+def format_file(part: Part, document: str, encoding: str, max_document_characters: int) -> tuple[str, int]:
+    """Writes the documents of a file; returns (what a document of it is, how many there are). Runs in a worker."""
+    suffix = part.source.suffix.lower()
+    lines = READERS[suffix](part.source, encoding)
+    kind, pieces = file_documents(lines, "line" if suffix in RECORD_READERS else document, max_document_characters)
+    with open(part.text, "w", encoding="utf-8", newline="\n") as stream:
+        return kind, write_documents(pieces, stream)
+
+
 def format_text(
     path: Path,
     name: str,
@@ -270,11 +298,13 @@ def format_text(
     document: str = "auto",
     encoding: str = "utf-8",
     max_document_characters: int = MAX_DOCUMENT_CHARACTERS,
+    workers: int | Workers = 1,
 ) -> Path:
     """Writes <output_dir>/<name>_one_article_per_line.txt unless it was made from the same text; returns its
     path.
 
-    Raises UserError for text in another encoding and when no document comes out.
+    workers: processes of this machine, or opened workers, a file each at a time; what is written does not depend on
+    them. Raises UserError for text in another encoding and when no document comes out.
     """
     output = output_dir / formatted_file(Path(), name).name
     files = source_files(path)
@@ -287,12 +317,14 @@ def format_text(
 
     def write(stream: IO[str]) -> dict[str, dict[str, int]]:
         counts: Counter[str] = Counter()
-        with Progress(len(files), "formatting", "files") as progress:
-            for file in files:
-                lines = READERS[file.suffix.lower()](file, encoding)
-                kind = "line" if file.suffix.lower() in RECORD_READERS else document
-                kind, pieces = file_documents(lines, kind, max_document_characters)
-                counts[kind] += write_documents(pieces, stream)
+        with temporary_directory(output) as folder, Progress(len(files), "formatting", "files") as progress:
+            parts = [Part(file, folder / f"{i}.txt") for i, file in enumerate(files)]
+            made = ordered_map(partial(format_file, **settings), parts, workers)
+            for part, (kind, n_documents) in zip(parts, made, strict=True):
+                with open(part.text, encoding="utf-8", newline="\n") as text:
+                    shutil.copyfileobj(text, stream, COPIED_CHARACTERS)
+                part.text.unlink()
+                counts[kind] += n_documents
                 progress.update(1)
         if not counts.total():
             raise UserError(f"{path}: no text in {len(files)} file(s); nothing to train on")
@@ -310,18 +342,24 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("path", type=Path, help="a text file, or a folder (searched with its subfolders)")
+    parser.add_argument("path", type=absolute_path, help="a text file, or a folder (searched with its subfolders)")
     parser.add_argument("--name", type=dataset_name, required=True, help="of the data set; part of file names")
-    parser.add_argument("--output_dir", type=Path, required=True)
+    parser.add_argument("--output_dir", type=absolute_path, required=True)
     parser.add_argument("--document", default="auto", choices=("auto", "file", "line", "blank_line", "book"))
     parser.add_argument("--encoding", default="utf-8", help="of the files, for example cp1252 (default: utf-8)")
     parser.add_argument("--max_document_characters", type=int, default=MAX_DOCUMENT_CHARACTERS)
+    add_flags(parser, n_processes=available_cores())
     return parser.parse_args()
 
 
 def main() -> None:
-    format_text(**vars(parse_arguments()))
+    arguments = vars(parse_arguments())
+    with chosen_workers(arguments) as workers:
+        if workers is not None:
+            format_text(**arguments, workers=workers)
 
 
 if __name__ == "__main__":
-    run_main(main)
+    from data import text  # under its own name, so that workers find its functions by module
+
+    run_main(text.main)

@@ -118,10 +118,13 @@ def grouped(number: str) -> str:
     return f"{match[1]}{int(match[2]):,}{match[3] or ''}" if match else number
 
 
+MOST_ARGUMENTS = 64  # of a conversion; a page with more is broken, and would take long
+
+
 def quantity(arguments: Arguments, abbreviated: bool = False) -> str | None:
     """{{convert}}: the value or range and its unit as given, without the converted value that follows in brackets."""
     parts: list[str] = []
-    rest = [argument.strip() for argument in arguments.positional]
+    rest = [argument.strip() for argument in arguments.positional[:MOST_ARGUMENTS]]
     abbreviated = abbreviated or arguments.named.get("abbr", "") in ("on", "in", "values", "comma")
     hyphen = arguments.named.get("adj", "").startswith(("on", "mid"))
     american = arguments.named.get("sp", "") == "us"

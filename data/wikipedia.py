@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from data.download import byte_progress
-from data.executors import Workers, add_flags, open_workers
+from data.executors import Workers, absolute_path, add_flags, chosen_workers
 from data.parallel import available_cores, ordered_map
 from data.stage import fingerprint, make_file
 from data.wikitext import is_disambiguation, is_redirect, plain_text
@@ -35,6 +35,7 @@ PROBE_BYTES = 2 << 20  # has the first stream, the site's description, and a blo
 BLOCK_BYTES = 4 << 20  # of XML for a worker at a time: about half a second
 STREAMS_BYTES = 1 << 20  # of compressed streams for a worker at a time: about BLOCK_BYTES of XML
 MAX_PAGE_BYTES = 64 << 20  # MediaWiki allows 2 MB of text
+MAX_RATIO, MAX_RATIO_FREE = 200, 64 << 20  # bytes of XML for each of bz2, and for any; a bomb has 10,000 and more
 MAX_NAMED = 1000  # broken pages that the manifest names; all are counted
 STREAM_START = re.compile(rb"BZh[1-9]1AY&SY")  # at a byte boundary: a stream; by chance once in 2^77 bytes
 END_MARK = b"</mediawiki>"
@@ -130,6 +131,7 @@ def decompressed(path: Path, stream: IO[bytes], n_bytes: int | None = None) -> I
     end = None if n_bytes is None else begin + n_bytes
     decompressor = bz2.BZ2Decompressor()
     data = b""
+    produced = 0
     fresh = True  # nothing of a stream has been fed to the decompressor
     while True:
         if decompressor.eof:
@@ -149,6 +151,12 @@ def decompressed(path: Path, stream: IO[bytes], n_bytes: int | None = None) -> I
         except OSError as error:
             raise UserError(f"{path}: damaged bzip2 data before byte {stream.tell()}; fetch it again") from error
         data, fresh = b"", False
+        produced += len(piece)
+        if produced > max(MAX_RATIO * (stream.tell() - begin), MAX_RATIO_FREE):
+            raise UserError(
+                f"{path}: over {MAX_RATIO} times as many bytes as in the bzip2 data before byte {stream.tell()}; this "
+                "is no dump, it is not read"
+            )
         if piece:
             yield piece
 
@@ -398,8 +406,8 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("dumps", nargs="+", type=Path, metavar="DUMP", help="pages-articles, .xml or .xml.bz2")
-    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("dumps", nargs="+", type=absolute_path, metavar="DUMP", help="pages-articles, .xml or .xml.bz2")
+    parser.add_argument("--output", type=absolute_path, required=True)
     add_flags(parser, n_processes=available_cores())
     parser.add_argument("--min_characters", type=int, default=0, help="leave shorter articles out (default: 0)")
     return parser.parse_args()
@@ -407,8 +415,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = vars(parse_arguments())
-    place = [arguments.pop(name) for name in ("executor", "n_processes", "scheduler")]
-    with open_workers(*place) as workers:
+    with chosen_workers(arguments) as workers:
         if workers is not None:
             format_dumps(**arguments, workers=workers)
 

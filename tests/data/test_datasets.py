@@ -15,22 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from data.datasets import (
-    DATASETS,
-    GROUPS,
-    Dataset,
-    Files,
-    Item,
-    Request,
-    asked_bytes,
-    checked_by,
-    expand,
-    fetch_datasets,
-    is_there,
-    list_datasets,
-    listed_bytes,
-    where,
-)
+from data.datasets import Request, asked_bytes, fetch_datasets, is_there, list_datasets
+from data.registry import DATASETS, GROUPS, Dataset, Files, Item, checked_by, expand, listed_bytes, where
 from runkit.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,6 +1,7 @@
 """The same bytes from processes, a dask cluster and an MPI job; the last two where their libraries are installed."""
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -10,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.make_wiki_dump import write_dump
 from bert_tf import create_pretraining_data
 from bert_tf.tokenization import SPECIAL_TOKENS
-from data import executors, sharding
+from data import books, embedded, executors, pubmed, sharding, text, wikipedia
 from data.executors import advance, open_workers
 from data.parallel import completed_map, ordered_map
 from runkit.errors import UserError
@@ -60,12 +62,12 @@ def cluster():
 def run_both_stages(folder: Path, flags: list[str], launcher: tuple[str, ...] = ()) -> dict[str, bytes]:
     """Shards and records of a small text made by the commands; returns the contents of all files."""
     folder.mkdir()
-    text, vocab = folder.parent / "in.txt", folder.parent / "vocab.txt"
+    formatted, vocab = folder.parent / "in.txt", folder.parent / "vocab.txt"
     documents = [" ".join(SENTENCES[(i + j) % 4] for j in range(2 + i % 9)) + f" It is {i}." for i in range(60)]
-    text.write_text("".join(document + "\n\n" for document in documents), encoding="utf-8")
+    formatted.write_text("".join(document + "\n\n" for document in documents), encoding="utf-8")
     words = sorted({word for sentence in SENTENCES for word in sentence.lower().strip(".").split()})
     vocab.write_text("\n".join([*SPECIAL_TOKENS, ".", *words, *"0123456789"]), encoding="utf-8")
-    shard = ["data.sharding", f"--input_files={text}", f"--output_dir={folder}", "--dataset=d"]
+    shard = ["data.sharding", f"--input_files={formatted}", f"--output_dir={folder}", "--dataset=d"]
     shard += ["--n_training_shards=4", "--n_test_shards=2"]
     record = ["bert_tf.create_pretraining_data", f"--vocab_file={vocab}", f"--input_file={folder}/d/training"]
     record += [f"--output_dir={folder}/records", "--dupe_factor=2", "--max_seq_length=32"]
@@ -79,25 +81,71 @@ def run_both_stages(folder: Path, flags: list[str], launcher: tuple[str, ...] = 
     return contents
 
 
+def run_formatting(folder: Path, flags: list[str], launcher: tuple[str, ...] = ()) -> dict[str, bytes]:
+    """Formatted text of all kinds made by the commands, from files named relative to where they are called; returns
+    the contents of all files."""
+    books, baseline = folder / "books", folder / "baseline"
+    for path in (books, baseline):
+        path.mkdir(parents=True)
+    for i in range(6):
+        lines = [f"Chapter {i}", "", *(f"{SENTENCES[(i + j) % 4]} It is {i}." for j in range(8)), ""]
+        (books / f"{i}.txt").write_text("\n".join(lines), encoding="utf-8")
+        abstract = f"<Abstract><AbstractText>{' '.join(SENTENCES)} {i}</AbstractText></Abstract>"
+        article = f"<PubmedArticle><MedlineCitation><Article>{abstract}</Article></MedlineCitation></PubmedArticle>"
+        (baseline / f"{i}.xml").write_text(f"<PubmedArticleSet>{article}</PubmedArticleSet>", encoding="utf-8")
+    (books / "broken.txt").write_bytes(b"\xff\xfe no text")
+    (books / "records.jsonl").write_text('{"text": "One record."}\n', encoding="utf-8")
+    write_dump(folder / "dump.xml.bz2", 30_000, multistream=True)
+    commands = [
+        ["data.books", "books", "--output=out/books.txt"],
+        ["data.pubmed", "baseline", "--output=out/pubmed.txt"],
+        ["data.text", "books", "--encoding=latin-1", "--name=d", "--output_dir=out"],
+        ["data.wikipedia", f"{folder}/dump.xml.bz2", f"--output={folder}/out/wiki.txt"],
+    ]
+    environment = os.environ | MPI_ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
+    for command in commands:
+        subprocess.run(
+            [*launcher, sys.executable, "-m", *command, *flags], cwd=folder, env=environment, check=True, timeout=120
+        )
+    contents = {path.name: path.read_bytes() for path in (folder / "out").iterdir()}
+    assert len(contents) == 2 * len(commands)
+    return contents
+
+
+def run_all(folder: Path, flags: list[str], launcher: tuple[str, ...] = ()) -> dict[str, bytes]:
+    return run_both_stages(folder / "a", flags, launcher) | run_formatting(folder / "b", flags, launcher)
+
+
 @pytest.fixture(scope="module")
 def by_one_process(tmp_path_factory) -> dict[str, bytes]:
-    return run_both_stages(tmp_path_factory.mktemp("one") / "out", ["--n_processes=1"])
+    return run_all(tmp_path_factory.mktemp("one"), ["--n_processes=1"])
 
 
 def test_two_processes(by_one_process, tmp_path):
-    assert run_both_stages(tmp_path / "out", ["--n_processes=2"]) == by_one_process
+    assert run_all(tmp_path, ["--n_processes=2"]) == by_one_process
 
 
 @with_dask
 @pytest.mark.dist
 def test_dask(by_one_process, cluster, tmp_path):
-    assert run_both_stages(tmp_path / "out", ["--executor=dask", f"--scheduler={cluster}"]) == by_one_process
+    assert run_all(tmp_path, ["--executor=dask", f"--scheduler={cluster}"]) == by_one_process
 
 
 @with_mpi
 @pytest.mark.dist
 def test_mpi(by_one_process, tmp_path):
-    assert run_both_stages(tmp_path / "out", ["--executor=mpi"], ("mpirun", "-np", "2")) == by_one_process
+    assert run_all(tmp_path, ["--executor=mpi"], ("mpirun", "-np", "2")) == by_one_process
+
+
+@with_dask
+@pytest.mark.dist
+def test_embedded_text_on_dask(cluster):
+    files = [
+        path for path in embedded.source_files([]) if path.name in ("argparse.py", "ast.py", "cmd.py", "topics.py")
+    ]
+    with open_workers("dask", scheduler=cluster) as workers:
+        found = list(embedded.documents(files, workers, lambda: None))
+    assert found and found == list(embedded.documents(files, 1, lambda: None))
 
 
 @with_dask
@@ -163,19 +211,23 @@ def test_flags_are_the_arguments_of_open_workers():
         assert workers.executor is None
 
 
-@pytest.mark.parametrize("main", [sharding.main, create_pretraining_data.main])
-def test_a_rank_that_has_served_does_nothing_else(monkeypatch, tmp_path, main):
+@pytest.mark.parametrize(
+    ("main", "flags"),
+    [
+        (books.main, ["x", "--output=out"]),
+        (embedded.main, ["--output=out"]),
+        (pubmed.main, ["x", "--output=out"]),
+        (text.main, ["x", "--name=d", "--output_dir=out"]),
+        (wikipedia.main, ["x", "--output=out"]),
+        (sharding.main, ["--input_files=x", "--dataset=d", "--output_dir=out"]),
+        (create_pretraining_data.main, ["--input_file=x", "--vocab_file=vocab.txt", "--output_dir=out"]),
+    ],
+)
+def test_a_rank_that_has_served_does_nothing_else(monkeypatch, tmp_path, main, flags):
     """open_workers gives None to the ranks of an MPI job that do not lead."""
-    import contextlib
-
-    vocab = tmp_path / "vocab.txt"
-    vocab.write_text("\n".join(SPECIAL_TOKENS), encoding="utf-8")
-    flags = {
-        sharding.main: ["--input_files=x", "--dataset=d"],
-        create_pretraining_data.main: ["--input_file=x", f"--vocab_file={vocab}"],
-    }
-    monkeypatch.setattr(sys, "argv", ["main", *flags[main], f"--output_dir={tmp_path / 'out'}", "--executor=mpi"])
-    module = sys.modules[main.__module__]
-    monkeypatch.setattr(module, "open_workers", lambda *args: contextlib.nullcontext(None))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "vocab.txt").write_text("\n".join(SPECIAL_TOKENS), encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["main", *flags, "--executor=mpi"])
+    monkeypatch.setattr(executors, "_mpi", lambda: contextlib.nullcontext(None))
     assert not main()
     assert not (tmp_path / "out").exists()

@@ -292,7 +292,7 @@ def test_download(tmp_path: Path, mirror: str, capsys: pytest.CaptureFixture):
 
 def test_an_interrupted_download_goes_on(tmp_path: Path, mirror: str):
     data_dir = tmp_path / "data"
-    (data_dir / ".dev-clean.tar.gz.unpacking" / "LibriSpeech" / "dev-clean").mkdir(parents=True)  # killed there
+    (data_dir / ".dev-clean.tar.gz.0123abcd.tmp" / "LibriSpeech" / "dev-clean").mkdir(parents=True)  # killed there
     whole = (tmp_path / "mirror" / "dev-clean.tar.gz").read_bytes()
     (data_dir / "dev-clean.tar.gz.partial").write_bytes(whole[:100])
     download_subset("dev-clean", data_dir, [mirror])

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from data import plan as planning
-from data.datasets import DATASETS, Request
+from data.datasets import Request
 from data.plan import DOWNLOAD_RATE, EXTRACTION, MB, RECORDS, SHARDING, download_rows, needed, plan, record_ratio, table
+from data.registry import DATASETS
 from runkit.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,4 +1,5 @@
 import re
+import sys
 
 import pytest
 
@@ -214,19 +215,46 @@ def test_json_lines(tmp_path):
             formatted(write(tmp_path, bad, "a.jsonl"), tmp_path)
 
 
-def test_parquet(tmp_path):
+def test_parquet_without_its_library(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match=r"a\.parquet: Parquet needs pyarrow: .*setup.sh data.*\.jsonl"):
+        formatted(write(tmp_path, b"PAR1", "a.parquet"), tmp_path)
+
+
+@pytest.fixture
+def parquet():
+    return pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: bash scripts/setup.sh data")
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "zstd"])
+@pytest.mark.parametrize("kind", ["string", "large_string", "dictionary"])
+def test_parquet(tmp_path, parquet, compression, kind):
+    import pyarrow
+
+    texts = pyarrow.array(["One\nhere.", None, "", "Zw\u00f6lf \U0001f600."] + [f"Row {i}." for i in range(3000)])
+    column = texts.dictionary_encode() if kind == "dictionary" else texts.cast(kind)
+    table = pyarrow.table({"id": list(range(len(texts))), "text": column})
+    path = tmp_path / "a.parquet"
+    parquet.write_table(table, path, compression=compression, row_group_size=700)
+    expected = ["One here.", "Zw\u00f6lf \U0001f600.", *(f"Row {i}." for i in range(3000))]
+    assert formatted(path, tmp_path) == expected
+
+
+def test_what_is_wrong_with_parquet_is_named(tmp_path, parquet):
+    import pyarrow
+
     path = write(tmp_path, b"PAR1 no", "a.parquet")
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        with pytest.raises(UserError, match="needs pyarrow"):
-            formatted(path, tmp_path)
-        return
-    with pytest.raises(UserError, match="cannot be read as Parquet"):
+    with pytest.raises(UserError, match=r"a\.parquet: cannot be read as Parquet"):
         formatted(path, tmp_path)
-    parquet.write_table(pyarrow.table({"text": ["One\nhere.", None, "Two."]}), path)
-    assert formatted(path, tmp_path) == ["One here.", "Two."]
     parquet.write_table(pyarrow.table({"body": ["x"]}), path)
     with pytest.raises(UserError, match='no column "text"; it has body'):
         formatted(path, tmp_path)
+    parquet.write_table(pyarrow.table({"text": [1, 2]}), path)
+    with pytest.raises(UserError, match='column "text" holds int, not text'):
+        formatted(path, tmp_path)
+    parquet.write_table(pyarrow.table({"text": [f"Row {i}." for i in range(3000)]}), path)
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], whole[:1000] + bytes(1000) + whole[2000:]):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match="cannot be read as Parquet"):
+            formatted(path, tmp_path)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from data import bertPrep
-from data.datasets import GROUPS
+from data.registry import GROUPS
 from runkit.files import read_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,7 +95,7 @@ def test_wikipedia_and_books():
     assert commands[0][-4:] == ["--text", "/my books", "--vocab", "cased_L-12_H-768_A-12"]
     folder = "/d/formatted_one_article_per_line"
     books, wiki = (f"{folder}/{name}_per_line.txt" for name in ("bookscorpus_one_book", "wikicorpus_en_one_article"))
-    assert commands[2][1:] == ["/my books", "--output", books]
+    assert commands[2][1:4] == ["/my books", "--output", books]
     assert commands[4][2] == f"{books},{wiki}" and "books_wiki_en_corpus" in commands[4]
     assert "/d/sharded/books_wiki_en_corpus/training" in commands[5] and "--do_lower_case=0" in commands[5]
 
@@ -131,13 +131,16 @@ def test_executors():
         ({"EXECUTOR": "processes"}, ["--n_processes", "3"]),
         ({"EXECUTOR": "dask", "SCHEDULER": "tcp://h:1"}, ["--executor", "dask", "--scheduler", "tcp://h:1"]),
     ):
-        for source in ("wiki_only", "pubmed"):
-            commands = dry(CREATE, source, STAGES="formatting sharding records", SEQ_LENGTHS="64:10", **executor)
+        for source in ("wiki_only", "pubmed", "books"):
+            stages = {"STAGES": "formatting sharding records", "SEQ_LENGTHS": "64:10", "BOOKS": "b"}
+            commands = dry(CREATE, source, **stages, **executor)
             assert [command[-len(words) :] == words for command in commands] == [True] * 4 + [False]
     commands = dry(CREATE, "wiki_only", STAGES="download formatting records", SEQ_LENGTHS="64:10", EXECUTOR="mpi")
     assert [command[:3] == ["mpirun", "-np", "4"] for command in commands] == [False] * 2 + [True] * 3 + [False]
     assert commands[2][-2:] == ["--executor", "mpi"]
-    assert "mpirun" not in words_of(dry(CREATE, "embedded", STAGES="formatting", EXECUTOR="mpi"))
+    for words in (["embedded"], ["text", "p", "mine"]):
+        formatting, vocabulary = dry(CREATE, *words, STAGES="formatting", EXECUTOR="mpi")
+        assert formatting[0] == "mpirun" and vocabulary[0] == "data.vocabulary"
 
 
 def test_the_large_vocabulary_where_it_is(tmp_path):
