@@ -339,7 +339,7 @@ def train(
                 if events is not None:
                     events.scalars(done, values)
                 since_last_line = no_sums
-            if done % save_steps == 0 or done == total:
+            if done == total or (done % save_steps == 0 and not norm_guard.exploding):
                 save()
                 group.check_hosts()
         save()

@@ -6,8 +6,9 @@ Names, as published, for a model called QuartzNet:
     QuartzNet_epoch12_step3000_checkpoint.pt  in the 13th epoch, after 3000 updates in all (ours)
     QuartzNet_best_checkpoint.pt              the best word error rate so far
 
-A file is written beside its name, synced to disk and renamed: it is whole or absent. It is a zip archive in which every
-tensor has a CRC-32; a reader checks all of them, so damage is found before anything is loaded.
+Beside each lies QuartzNet_..._checkpoint.manifest.json with its SHA-256; both appear as runkit.store has it, whole or
+absent. A file is a zip archive in which every tensor has a CRC-32, so that one without a manifest (of the published
+recipe, or copied from elsewhere) is checked as well before anything is loaded.
 
 Contents (a dict of tensors, numbers, texts, lists and dicts):
 
@@ -19,6 +20,7 @@ Contents (a dict of tensors, numbers, texts, lists and dicts):
     format                  1
 """
 
+import copy
 import dataclasses
 import re
 import warnings
@@ -34,9 +36,10 @@ from jasper_pt.ema import Ema
 from jasper_pt.novograd import NovoGrad
 from jasper_pt.precision import LossScale
 from runkit.errors import UserError
-from runkit.files import atomic_open
+from runkit.store import CheckpointFiles, retained
 
 FORMAT = 1
+SUFFIX = ".pt"
 KEPT = 2  # newest checkpoints, beside milestones and the best one
 
 
@@ -51,9 +54,9 @@ class Position:
 
 
 # ------------------------------------------------------------------------------------------------------- one file
-def write(path: Path, contents: Mapping[str, Any]) -> None:
-    """Writes a checkpoint atomically. Raises UserError naming the file when the disk is full."""
-    with atomic_open(path) as stream:
+def write(path: str | Path, contents: Mapping[str, Any]) -> None:
+    """Writes a checkpoint. Not atomic: training goes through Checkpoints. Raises OSError when it cannot be written."""
+    with open(path, "wb") as stream:
         watched = _Watched(stream)
         try:
             torch.save(dict(contents), watched)
@@ -89,18 +92,58 @@ def read(path: str | Path) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
-        if damaged is not None:
-            raise UserError(f"{path} is damaged: {damaged} does not match its checksum")
-        contents = torch.load(path, map_location="cpu", weights_only=True)
-    except UserError:
-        raise
-    except zipfile.BadZipFile as error:
+    except OSError as error:
+        raise UserError(f"cannot read the checkpoint {path}: {error.strerror}") from error
+    except Exception as error:  # of zipfile, zlib, ...
         raise UserError(f"{path} is damaged, or not a PyTorch checkpoint: {error}") from error
-    except Exception as error:  # torch.load raises RuntimeError, UnpicklingError, EOFError, KeyError, ...
-        raise UserError(f"cannot read the checkpoint {path}: {str(error).splitlines()[0]}") from error
+    if damaged is not None:
+        raise UserError(f"{path} is damaged: {damaged} does not match its checksum")
+    return _load(path)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    """The contents of a file that was found whole."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            n_bytes = sum(record.file_size for record in archive.infolist())
+        if n_bytes > path.stat().st_size:  # torch.save compresses nothing, and torch.load would unpack anything
+            raise ValueError(f"its records hold {n_bytes} bytes, more than the file")
+        contents = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # RuntimeError, UnpicklingError, EOFError, KeyError, ...
+        cause = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"cannot read the checkpoint {path}: {cause}") from error
     if not isinstance(contents, dict) or not isinstance(contents.get("state_dict"), dict):
         raise UserError(f"{path} holds no 'state_dict': it is not a checkpoint of this recipe")
+    for key, is_right in _CONTENTS.items():
+        if key in contents and not is_right(contents[key]):
+            raise UserError(f"{path} is damaged: its {key!r} is no {key} of a run")
     return contents
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _are_weights(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in value.items()
+    )
+
+
+def _is_position(value: Any) -> bool:
+    names = {field.name for field in dataclasses.fields(Position)}
+    return isinstance(value, dict) and value.keys() == names and all(map(_is_count, value.values()))
+
+
+_CONTENTS: dict[str, Callable[[Any], bool]] = {
+    "epoch": _is_count,
+    "step": _is_count,
+    "seed": lambda value: type(value) is int,
+    "best_wer": lambda value: isinstance(value, int | float),
+    "state_dict": _are_weights,
+    "ema_state_dict": lambda value: value is None or _are_weights(value),
+    "position": _is_position,
+}
 
 
 def load_weights(model: nn.Module, state_dict: Mapping[str, Tensor], source: str | Path) -> None:
@@ -151,21 +194,26 @@ class Run(NamedTuple):
     loss_scale: LossScale
 
     def contents(self, position: Position, step: int, best_wer: float, seed: int, config: Mapping) -> dict[str, Any]:
-        """A checkpoint. step: updates in all; best_wer in percent; config: Config.to_dict()."""
-        return {
-            "format": FORMAT,
-            "epoch": position.epoch,
-            "step": step,
-            "best_wer": best_wer,
-            "state_dict": dict(self.model.state_dict()),
-            "ema_state_dict": None if self.ema is None else dict(self.ema.model.state_dict()),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.loss_scale.state_dict(),
-            "position": dataclasses.asdict(position),
-            "seed": seed,
-            "config": dict(config),
-            "labels": list(config["labels"]),
-        }
+        """A checkpoint: copies on the CPU, which later updates do not change, so that it can be written beside them.
+
+        step: updates in all; best_wer in percent; config: Config.to_dict().
+        """
+        return _copied(
+            {
+                "format": FORMAT,
+                "epoch": position.epoch,
+                "step": step,
+                "best_wer": best_wer,
+                "state_dict": dict(self.model.state_dict()),
+                "ema_state_dict": None if self.ema is None else dict(self.ema.model.state_dict()),
+                "optimizer": self.optimizer.state_dict(),
+                "scaler": self.loss_scale.state_dict(),
+                "position": dataclasses.asdict(position),
+                "seed": seed,
+                "config": dict(config),
+                "labels": list(config["labels"]),
+            }
+        )
 
     def restore(self, contents: Mapping[str, Any], source: str | Path) -> list[str]:
         """Puts back everything that contents() took; returns what could not be, for the reader.
@@ -183,12 +231,18 @@ class Run(NamedTuple):
             notes.append(f"{source} holds EMA weights, which go no further: --ema is 0")
         if "optimizer" not in contents:
             raise UserError(f"{source} holds weights only: start from it with --init_ckpt")
-        self._check_optimizer(contents["optimizer"], source)
         settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict(contents["optimizer"])
+        try:
+            self._check_optimizer(contents["optimizer"], source)
+            self.optimizer.load_state_dict(contents["optimizer"])
+            self.loss_scale.load_state_dict(contents.get("scaler") or {})
+        except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+            raise UserError(
+                f"the optimizer state or loss scale in {source} is damaged, or of another model ({error}); take its "
+                "weights only with --init_ckpt"
+            ) from error
         for group, own in zip(self.optimizer.param_groups, settings, strict=True):
             group.update(own)  # flags win over the settings saved with the state
-        self.loss_scale.load_state_dict(contents.get("scaler") or {})
         return notes
 
     def _check_optimizer(self, saved: Mapping[str, Any], source: str | Path) -> None:
@@ -202,69 +256,83 @@ class Run(NamedTuple):
             )
 
 
+def _copied(value: Any) -> Any:
+    """A deep copy with every tensor on the CPU."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_copied, value))
+    return copy.deepcopy(value)
+
+
 # ----------------------------------------------------------------------------------------------- a run's checkpoints
 class Checkpoints:
-    """The checkpoints in a run's folder. One process saves, any may read."""
+    """The checkpoints in a run's folder. One process saves, one at a time and in any thread; any may read."""
 
     def __init__(self, directory: str | Path, model_name: str, milestones: Sequence[int] = ()):
         """milestones: epochs whose checkpoints stay for ever."""
         self.directory, self.model_name, self.milestones = Path(directory), model_name, set(milestones)
-        self._pattern = re.compile(rf"{re.escape(model_name)}_epoch(\d+)(?:_step(\d+))?_checkpoint\.pt")
+        names = rf"{re.escape(model_name)}_(?:epoch(\d+)(?:_step(\d+))?|best)_checkpoint"
+        self._files = CheckpointFiles(directory, names, SUFFIX)
 
     def path(self, position: Position, step: int) -> Path:
         """The name of the checkpoint at a position."""
         within = f"_step{step}" if position.update else ""
-        return self.directory / f"{self.model_name}_epoch{position.epoch}{within}_checkpoint.pt"
+        return self.directory / f"{self.model_name}_epoch{position.epoch}{within}_checkpoint{SUFFIX}"
 
     @property
     def best_path(self) -> Path:
-        return self.directory / f"{self.model_name}_best_checkpoint.pt"
+        return self.directory / f"{self.model_name}_best_checkpoint{SUFFIX}"
 
     def all(self) -> list[Path]:
         """All but the best, oldest first."""
-        return [path for _, path in sorted(self._found())]
+        return [self.directory / f"{name}{SUFFIX}" for name in self._names()]
 
     def save(self, contents: Mapping[str, Any]) -> Path:
-        """Writes a checkpoint of Run.contents(), then removes those beyond the newest two and the milestones."""
+        """Writes a checkpoint of Run.contents(), then removes those beyond the newest two and the milestones.
+
+        Raises UserError naming file, cause and remedy when the disk refuses; the others are then as they were.
+        """
         path = self.path(Position(**contents["position"]), contents["step"])
-        write(path, contents)
-        found = sorted(self._found())
-        saved = next(order for order, other in found if other == path)
+        self._write(path, contents)
+
+        def is_milestone(name: str) -> bool:
+            epoch, step = self._files.age(name)
+            return epoch in self.milestones and not step
+
         # Later ones are leftovers of a run that was resumed from before them; no count of kept ones may include those.
-        older = [(order, other) for order, other in found if order <= saved]
-        for (epoch, step), other in older[:-KEPT]:
-            if step or epoch not in self.milestones:
-                other.unlink()
+        names = [name for name in self._names() if self._files.age(name) <= self._files.age(path.stem)]
+        kept = retained(names, KEPT, is_milestone)
+        for name in names:
+            if name not in kept:
+                self._files.remove(name)
         return path
 
     def save_best(self, contents: Mapping[str, Any]) -> Path:
-        """Writes the best checkpoint anew."""
-        write(self.best_path, contents)
+        """Writes the best checkpoint anew. Raises UserError as save does."""
+        self._write(self.best_path, contents)
         return self.best_path
 
     def newest_valid(self, warn: Callable[[str], None] = warnings.warn) -> tuple[Path, dict[str, Any]] | None:
-        """The newest checkpoint that is whole; None only where there is none.
+        """The newest checkpoint that is whole, and its file; None only where there is none.
 
         A damaged one is named through `warn` and the next older one tried. Raises UserError when there are checkpoints
         and none is whole: training must not start over in silence.
         """
-        damages = []
-        for path in reversed(self.all()):
-            try:
-                return path, read(path)
-            except UserError as error:
-                damages.append(str(error))
-                warn(f"{error}; trying the checkpoint before it")
-        if damages:
-            raise UserError(
-                f"no usable checkpoint in {self.directory} ({'; '.join(damages)}); restore the files, or start over in "
-                "an empty folder"
-            )
-        return None
+        return self._files.newest_valid(self._names(), self._read, warn)
 
-    def _found(self) -> list[tuple[tuple[int, int], Path]]:
-        """((complete epochs, updates in all or 0), path) of each file, in no order."""
-        if not self.directory.is_dir():
-            return []
-        matches = [(self._pattern.fullmatch(path.name), path) for path in self.directory.iterdir()]
-        return [((int(match[1]), int(match[2] or 0)), path) for match, path in matches if match]
+    def _write(self, path: Path, contents: Mapping[str, Any]) -> None:
+        state = {key: contents[key] for key in ("position", "seed")}
+        self._files.save(path.stem, contents["step"], lambda prefix: write(prefix + SUFFIX, contents), state)
+
+    def _read(self, name: str) -> tuple[Path, dict[str, Any]]:
+        if not self._files.manifest(name).exists():
+            path = self.directory / f"{name}{SUFFIX}"
+            return path, read(path)
+        path = Path(self._files.read(name).prefix + SUFFIX)
+        return path, _load(path)
+
+    def _names(self) -> list[str]:
+        return [name for name in self._files.names() if name != self.best_path.stem]

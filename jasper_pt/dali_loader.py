@@ -26,6 +26,7 @@ from jasper_pt.config import Config, FeatureConfig
 from jasper_pt.loader import AsrBatch, EvalLoader, Example, Reader, TrainLoader, in_order
 from jasper_pt.manifest import Utterance
 from runkit.errors import UserError
+from runkit.guards import StallGuard
 
 TO_THE_END = np.iinfo(np.int32).max  # samples
 MAX_TRIM_FRAMES = 2**18  # of 512 samples: 2.3 h at 16 kHz, longer than any clip
@@ -62,7 +63,7 @@ class DaliTrainLoader(TrainLoader):
         return DaliReader(*args, self.dali_device)
 
     def _batches(self, plan: list[list[int]], widths: list[int], epoch: int) -> Iterator[AsrBatch]:
-        return self.reader.batches(plan, widths, epoch, self.num_workers)
+        return self.reader.batches(plan, widths, epoch, self.num_workers, self.stall)
 
 
 class DaliEvalLoader(EvalLoader):
@@ -78,7 +79,7 @@ class DaliEvalLoader(EvalLoader):
         return DaliReader(*args, self.dali_device)
 
     def __iter__(self) -> Iterator[AsrBatch]:
-        return self.reader.batches(self.plan, [0] * len(self.plan), None, self.num_workers)
+        return self.reader.batches(self.plan, [0] * len(self.plan), None, self.num_workers, self.stall)
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
@@ -118,14 +119,20 @@ class DaliReader(Reader):
             self.dither = dither_noise(DITHER_PERIOD + int(longest) + 1) * np.float32(self.features.dither)
 
     def batches(
-        self, plan: Sequence[Sequence[int]], widths: Sequence[int], epoch: int | None, num_workers: int
+        self,
+        plan: Sequence[Sequence[int]],
+        widths: Sequence[int],
+        epoch: int | None,
+        num_workers: int,
+        stall: StallGuard | None = None,
     ) -> Iterator[AsrBatch]:
         """Batches of the planned indices, in order, each at least so many frames wide."""
         # Examples of batches that DALI has taken and not yet given back: it works ahead.
         pending: collections.deque[list[Example]] = collections.deque()
 
         def source() -> Iterator[tuple[list[np.ndarray], ...]]:
-            for pairs in in_order(plan, partial(self.read_encoded, epoch=epoch), num_workers):
+            read = partial(self.read_encoded, epoch=epoch)
+            for pairs in in_order(plan, read, num_workers, stall, self.file_name):
                 pending.append([example for _, example in pairs])
                 yield tuple([getattr(encoded, field) for encoded, _ in pairs] for field in self.fields)
 

@@ -3,6 +3,9 @@
 torchrun starts the processes; each has its share of the batch, and DistributedDataParallel exchanges the gradients once
 an update. A single process runs the same code, with identities. Results exchanged beside gradients are numbers and
 JSON: nothing is pickled.
+
+A process that dies is noticed at once by the others (its connections close), one that hangs after a timeout: PeerLost.
+Then torchrun ends them all, and with --max_restarts starts those that are left from the newest checkpoint.
 """
 
 import contextlib
@@ -10,6 +13,9 @@ import datetime
 import gc
 import json
 import os
+import secrets
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,9 +24,13 @@ from torch import Tensor, nn
 
 from runkit.errors import UserError
 
-# How long a process waits for the others before it gives up. Crashed peers are noticed at once (the connection
-# closes); this is for those that hang.
-TIMEOUT = datetime.timedelta(minutes=10)
+# Seconds that a process waits for the others before it takes them for lost. Longer than runkit.guards.INPUT_TIMEOUT: a
+# process without input is to say so before the others give up on it.
+PEER_TIMEOUT = 900.0
+
+
+class PeerLost(UserError):
+    """Another process has died, or has not answered for the timeout. What this process holds is whole."""
 
 
 class Distributed:
@@ -49,13 +59,6 @@ class Distributed:
         """Element-wise sum over all processes, in place; the tensor is returned."""
         return tensor
 
-    def average_buffers(self, model: nn.Module) -> None:
-        """Gives every process the mean of all processes' BatchNorm statistics.
-
-        Each process gathers its own while training. The mean is linear, so doing this now and then changes nothing but
-        that all processes evaluate and save the same model.
-        """
-
     def broadcast_json(self, value: Any) -> Any:
         """The root's value (plain JSON) on every process."""
         return value
@@ -67,6 +70,11 @@ class Distributed:
     def barrier(self) -> None:
         """Returns when every process has come here."""
 
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, failing exchanges raise PeerLost, with which this process has left the group."""
+        yield
+
     def close(self) -> None:
         """Leaves the group. To be called last, by every process that ends well, when wrapped models are out of use."""
 
@@ -74,18 +82,21 @@ class Distributed:
 class TorchDistributed(Distributed):
     """Processes started by torchrun, all of which must make the same calls in the same order."""
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, timeout: float):
         super().__init__(device)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-            dist.init_process_group("nccl", timeout=TIMEOUT, device_id=device)
-        else:
-            dist.init_process_group("gloo", timeout=TIMEOUT)
+        self.timeout, limit = timeout, datetime.timedelta(seconds=timeout)
+        with self.watching():
+            meeting = _fresh_store(limit)
+            if device.type == "cuda":
+                torch.cuda.set_device(device)
+                dist.init_process_group("nccl", timeout=limit, device_id=device, **meeting)
+            else:
+                dist.init_process_group("gloo", timeout=limit, **meeting)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def wrap(self, model: nn.Module) -> nn.Module:
         # Without forward_sync_buffers a forward pass exchanges nothing, so that evaluation cannot wait for a process
-        # that has fewer batches; average_buffers does better when it matters.
+        # that has fewer batches; the training step takes care of BatchNorm's statistics.
         devices = [self.device] if self.device.type == "cuda" else None
         return nn.parallel.DistributedDataParallel(
             model, device_ids=devices, forward_sync_buffers=False, gradient_as_bucket_view=True
@@ -97,15 +108,6 @@ class TorchDistributed(Distributed):
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         dist.all_reduce(tensor)
         return tensor
-
-    @torch.no_grad()
-    def average_buffers(self, model: nn.Module) -> None:
-        buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-        if not buffers:
-            return
-        flat = self.all_reduce_sum(torch.cat([buffer.flatten() for buffer in buffers])) / self.size
-        for buffer, mean in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
-            buffer.copy_(mean.view_as(buffer))
 
     def broadcast_json(self, value: Any) -> Any:
         values = self._all_gather_text(json.dumps(value) if self.is_root else "null")
@@ -133,6 +135,24 @@ class TorchDistributed(Distributed):
     def barrier(self) -> None:
         self.all_reduce_sum(torch.zeros(1, device=self.device)).item()
 
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            text = str(error).split(". This is typically")[0].splitlines()[0]
+            if not (isinstance(error, dist.DistError) or any(sign in text for sign in ("gloo", "Gloo", "NCCL"))):
+                raise
+            if dist.is_initialized():
+                dist.destroy_process_group()  # its threads must not outlive this one
+            silent = "timed out" in text.lower() or "timeout" in text.lower()
+            what = f"has not answered for {self.timeout:g} s" if silent else "has died"
+            rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+            raise PeerLost(
+                f"process {rank} of {size} ends because another one {what} (see its own message, if any): {text}. "
+                "Start the run again with --resume; torchrun --max_restarts N does so by itself"
+            ) from error
+
     def close(self) -> None:
         # A wrapped model still alive (it is part of reference cycles) would keep the group's threads running into the
         # interpreter's exit, which now and then aborts the process.
@@ -141,16 +161,57 @@ class TorchDistributed(Distributed):
         dist.destroy_process_group()
 
 
+def _fresh_store(limit: datetime.timedelta) -> dict[str, Any]:
+    """Where the processes of this start find each other: arguments of init_process_group.
+
+    torchrun gives the processes of every start the same store, in which a process that was started again may find the
+    addresses of dead ones. So the processes agree on a name under which nothing is stored yet: each asks with a random
+    word of its own, and the first process answers to it.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return {}
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=limit)
+    own = secrets.token_hex(8)
+    if rank:
+        store.set(f"asks/{rank}", own)
+        name = store.get(f"answer/{own}").decode()
+        store.set(f"{name}/knows/{rank}", "")
+    else:
+        name, ends = own, time.monotonic() + limit.total_seconds()
+        while missing := [other for other in range(1, size) if not store.check([f"{name}/knows/{other}"])]:
+            for other in missing:
+                if store.check([f"asks/{other}"]):  # perhaps still a dead one's word: asked again until it knows
+                    store.set(f"answer/{store.get(f'asks/{other}').decode()}", name)
+            if time.monotonic() > ends:
+                raise dist.DistStoreError(f"Timed out waiting for process {missing[0]} to start")
+            time.sleep(0.01)
+    return {"store": dist.PrefixStore(name, store), "rank": rank, "world_size": size}
+
+
 def launched() -> bool:
     """Whether this is one of several processes."""
     return int(os.environ.get("WORLD_SIZE", 1)) > 1
 
 
-def init(cpu: bool = False, local_rank: int | None = None) -> Distributed:
+def restarted() -> bool:
+    """Whether torchrun has started this process in place of one that failed."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+
+
+def job_name() -> str | None:
+    """The name of torchrun's job (--rdzv_id), the same for all processes that it starts in the course of time, or None
+    where there is none."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return None if name == "none" else name
+
+
+def init(cpu: bool = False, local_rank: int | None = None, timeout: float = PEER_TIMEOUT) -> Distributed:
     """Joins the processes of torchrun, or stays alone where it started none; takes a GPU where there is one.
 
-    cpu: leave GPUs alone. local_rank: of this process on its machine, default $LOCAL_RANK or 0. Raises UserError when
-    the machine has fewer GPUs than processes, or torchrun's variables are incomplete.
+    cpu: leave GPUs alone. local_rank: of this process on its machine, default $LOCAL_RANK or 0. timeout: seconds after
+    which a process that does not answer is lost. Raises UserError when the machine has fewer GPUs than processes, or
+    torchrun's variables are incomplete.
     """
     if local_rank is None:
         local_rank = int(os.environ.get("LOCAL_RANK", 0))
@@ -169,7 +230,7 @@ def init(cpu: bool = False, local_rank: int | None = None) -> Distributed:
         raise UserError(
             f"WORLD_SIZE is set but {', '.join(missing)} not: start the processes with torchrun, or unset WORLD_SIZE"
         )
-    return TorchDistributed(device)
+    return TorchDistributed(device, timeout)
 
 
 # ------------------------------------------------------------------------------------ BatchNorm over all processes

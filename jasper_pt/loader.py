@@ -6,8 +6,8 @@
 
 Which utterances make an update, and what augmentation does to each, follows from (seed, epoch) alone: not from the
 number of workers, nor from where a run was interrupted. An update's utterances are the same however batch_size *
-grad_accumulation * world_size is factored. Batches that processes work on at the same time are equally wide, so that
-BatchNorm over all of them sees what it would in one process.
+grad_accumulation * processes is factored, and its micro-batches are the same whatever the number of processes that they
+are dealt to.
 
 Worker threads decode, resample, trim and perturb waveforms (all of it outside Python's lock); features and masks are
 computed for whole batches on the training device.
@@ -18,10 +18,12 @@ Legend: B utterances, N samples, T frames, F mel bins, U target length, M masks.
 import collections
 import math
 import os
+import queue
 import string
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -36,6 +38,7 @@ from jasper_pt.features import LogMel
 from jasper_pt.manifest import Utterance
 from jasper_pt.text import Labels, decode, encode, frames_needed, normalize, normalize_any
 from runkit.errors import UserError
+from runkit.guards import StallGuard
 
 PREFETCH_BATCHES = 2  # read ahead of the one in use
 NAMES_SHOWN = 20
@@ -187,6 +190,9 @@ class Reader:
             audio = perturb(audio, self.audio, self.features.dither, self.seed, epoch, utterance.key)
         return Example(index, audio, duration, *self.target(utterance), self.masks(utterance, epoch))
 
+    def file_name(self, index: int) -> str:
+        return str(self.utterances[index].audio_path)
+
     def part(self, utterance: Utterance, epoch: int | None) -> tuple[os.PathLike, float, float | None]:
         """File, offset and duration (s; None: to the end). For training one of the speeds made offline, if there are
         any and the configuration does not ignore them."""
@@ -256,26 +262,88 @@ def pad(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return padded, lengths
 
 
-def in_order(batches: Iterable[Sequence[Any]], function: Callable[[Any], Any], num_workers: int) -> Iterator[list[Any]]:
+class Workers:
+    """Threads that compute function(item) for items in the order they are submitted.
+
+    Daemons, unlike those of concurrent.futures: one that hangs in a read, as on a file system whose server is gone,
+    must not keep a process alive that has given up on it.
+    """
+
+    def __init__(self, count: int, function: Callable[[Any], Any]):
+        self.function = function
+        self.items: queue.SimpleQueue[tuple[Future, Any] | None] = queue.SimpleQueue()
+        self.threads = [threading.Thread(target=self._work, name=f"audio_{i}", daemon=True) for i in range(count)]
+        for thread in self.threads:
+            thread.start()
+
+    def submit(self, item: Any) -> Future:
+        future: Future = Future()
+        self.items.put((future, item))
+        return future
+
+    def close(self, pending: Iterable[Future], wait: bool) -> None:
+        """Ends the threads after the items under way; wait: returns when they have ended."""
+        for future in pending:
+            future.cancel()
+        for _ in self.threads:
+            self.items.put(None)
+        for thread in self.threads if wait else ():
+            thread.join()
+
+    def _work(self) -> None:
+        while (task := self.items.get()) is not None:
+            future, item = task
+            if future.set_running_or_notify_cancel():
+                try:
+                    result = self.function(item)
+                except BaseException as error:  # raised where the result is asked for
+                    future.set_exception(error)
+                else:
+                    future.set_result(result)
+
+
+def in_order(
+    batches: Iterable[Sequence[Any]],
+    function: Callable[[Any], Any],
+    num_workers: int,
+    stall: StallGuard | None = None,
+    name: Callable[[Any], str] = str,
+) -> Iterator[list[Any]]:
     """Yields [function(item) for item in batch] for each batch, computed ahead in `num_workers` threads (0: here).
 
-    An exception appears where its batch is due. Threads end with the iterator, early or not.
+    An exception appears where its batch is due. Threads end with the iterator, early or not. stall: says when waiting
+    for an item, called by its name, has taken too long (not with 0 workers, which have no one to watch them).
     """
     if num_workers == 0:
         yield from ([function(item) for item in batch] for batch in batches)
         return
-    pool = ThreadPoolExecutor(num_workers, thread_name_prefix="audio")
-    pending: collections.deque[list] = collections.deque()
+    workers, hanging = Workers(num_workers, function), False
+    pending: collections.deque[list[tuple[Any, Future]]] = collections.deque()
+
+    def results(batch: list[tuple[Any, Future]]) -> list[Any]:
+        nonlocal hanging
+        for item, future in batch if stall else ():
+            hanging = True
+            stall.wait(partial(_finished, future), lambda item=item: name(item))
+            hanging = False
+        return [future.result() for _, future in batch]
+
     try:
         for batch in batches:
-            pending.append([pool.submit(function, item) for item in batch])
+            pending.append([(item, workers.submit(item)) for item in batch])
             # Small batches are read further ahead, so that all workers have something to do.
             if len(pending) > max(PREFETCH_BATCHES, -(-2 * num_workers // len(batch))):
-                yield [future.result() for future in pending.popleft()]
+                yield results(pending.popleft())
         while pending:
-            yield [future.result() for future in pending.popleft()]
+            yield results(pending.popleft())
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        workers.close([future for batch in pending for _, future in batch], wait=not hanging)
+
+
+def _finished(future: Future, seconds: float) -> None:
+    """Waits for the result. Raises TimeoutError where there is none after so many seconds."""
+    if not wait([future], seconds).done:
+        raise TimeoutError
 
 
 def default_workers() -> int:
@@ -290,11 +358,22 @@ class TrainLoader:
 
     Each epoch is a new random order. Utterances of similar duration (that of this epoch, after its change of speed)
     stand together: durations blurred by a random factor in 1 +- length_jitter are sorted and cut into updates of
-    batch_size * grad_accumulation * world_size, and the updates are shuffled (with `sort_by_duration` they stay sorted,
-    exactly). A large length_jitter gives updates of mixed lengths. Within an update the batches are consecutive parts
-    by duration. As many utterances as do not fill an update, others each time, are left out of the epoch (`left_out`).
+    batch_size * grad_accumulation * processes, and the updates are shuffled (with `sort_by_duration` they stay sorted,
+    exactly). A large length_jitter gives updates of mixed lengths. Within an update the micro-batches, of batch_size
+    each, are consecutive parts by duration. As many utterances as do not fill an update, others each time, are left out
+    of the epoch (`left_out`).
 
-    Raises UserError when there are fewer utterances than one update takes.
+    processes: how many the run's global batch is counted by, those it began with; default world_size. The micro-batches
+    of an update are dealt to the world_size processes there are, one after the other; some may get one less, or none.
+
+    together: processes normalise together what they work on at the same time (BatchNorm over all of them). Then an
+    update has grad_accumulation rounds of batch_size * processes utterances, equally wide for all, and of each round
+    every process gets its share: what is normalised together does not depend on world_size either.
+
+    `shares` are this process's parts (start, end) of every update, in utterances: one batch each. stall: watches over
+    reading.
+
+    Raises UserError when there are fewer utterances than one update takes, or in a round fewer than processes.
     """
 
     def __init__(
@@ -308,10 +387,14 @@ class TrainLoader:
         seed: int = 0,
         num_workers: int | None = None,
         *,
+        processes: int | None = None,
+        together: bool = False,
         device: str | torch.device = "cpu",
         length_jitter: float = 0.1,
+        stall: StallGuard | None = None,
     ):
-        update_size = batch_size * grad_accumulation * world_size
+        processes = world_size if processes is None else processes
+        update_size = batch_size * grad_accumulation * processes
         if update_size < 1 or not 0 <= rank < world_size:
             raise UserError(
                 f"batch size {batch_size}, accumulation {grad_accumulation} and rank {rank} of {world_size} are no plan"
@@ -321,45 +404,49 @@ class TrainLoader:
         if len(utterances) < update_size:
             raise UserError(
                 f"{len(utterances)} training utterances are fewer than one update takes: batch size {batch_size} x "
-                f"accumulation {grad_accumulation} x processes {world_size} = {update_size}; lower one of them"
+                f"accumulation {grad_accumulation} x processes {processes} = {update_size}; lower one of them"
             )
-        self.batch_size, self.grad_accumulation = batch_size, grad_accumulation
-        self.rank, self.world_size, self.seed, self.length_jitter = rank, world_size, seed, length_jitter
+        if together and batch_size * processes < world_size:
+            raise UserError(
+                f"{batch_size * processes} utterances are normalised together, fewer than {world_size} processes can "
+                "share: start fewer processes"
+            )
+        self.update_size, self.unit = update_size, batch_size * processes if together else batch_size
+        self.shares = deal(update_size, self.unit, rank, world_size, together)
+        self.seed, self.length_jitter, self.stall = seed, length_jitter, stall
         self.num_workers = default_workers() if num_workers is None else num_workers
         self.updates_per_epoch, self.left_out = divmod(len(utterances), update_size)
         self.reader = self._reader(utterances, config, True, seed, device)
 
     def epoch(self, epoch: int, start_update: int = 0) -> Iterator[AsrBatch]:
-        """This process's batches of an epoch, grad_accumulation an update, from update `start_update` (0-based) on."""
+        """This process's batches of an epoch, len(shares) an update, from update `start_update` (0-based) on."""
         if not 0 <= start_update <= self.updates_per_epoch:
             raise ValueError(f"start_update {start_update} is not in 0..{self.updates_per_epoch}")
         plan, widths = self.plan(epoch)
-        batches = plan[start_update:].reshape(-1, self.batch_size)
-        return self._batches(batches.tolist(), widths[start_update:].flatten().tolist(), epoch)
+        first = start_update * len(self.shares)
+        return self._batches(plan[first:], widths[first:], epoch)
 
-    def plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Indices of utterances [updates, grad_accumulation, batch_size] for this process, and the width (frames)
-        [updates, grad_accumulation] that each batch has at least, the same for all processes."""
+    def plan(self, epoch: int) -> tuple[list[list[int]], list[int]]:
+        """Indices of the utterances of each of this process's batches, and the frames that it is wide at least: as the
+        longest utterance of its micro-batch or round, so that all processes see the same padding."""
         seconds = self.reader.seconds(epoch)
-        shape = (self.updates_per_epoch, self.grad_accumulation, self.world_size, self.batch_size)
-        plan = self.global_plan(seconds, epoch).reshape(shape)
+        updates = self.global_plan(seconds, epoch)  # [updates, utterances of an update]
         # Resampling may round up by a sample.
-        samples = np.ceil(seconds[plan].max(axis=(2, 3)) * self.reader.audio.sample_rate).astype(int) + 1
+        longest = seconds[updates.reshape(len(updates), -1, self.unit)].max(axis=2)  # [updates, units]
+        samples = np.ceil(longest * self.reader.audio.sample_rate).astype(int) + 1
         align = self.reader.features.pad_align
         widths = -(-self.reader.log_mel.num_frames(samples) // align) * align
-        # Back and forth, so that every process gets its share of long batches.
-        steps = np.arange(self.grad_accumulation)
-        return plan[:, steps, np.where(steps % 2 == 0, self.rank, self.world_size - 1 - self.rank)], widths
+        plan = [update[start:end].tolist() for update in updates for start, end in self.shares]
+        return plan, [int(row[start // self.unit]) for row in widths for start, _ in self.shares]
 
     def global_plan(self, seconds: np.ndarray, epoch: int) -> np.ndarray:
         """Indices [updates, utterances of an update] for all processes, each update sorted by duration."""
         rng = np.random.default_rng([self.seed, epoch])
-        update_size = self.batch_size * self.grad_accumulation * self.world_size
-        chosen = rng.permutation(len(seconds))[: self.updates_per_epoch * update_size]
+        chosen = rng.permutation(len(seconds))[: self.updates_per_epoch * self.update_size]
         in_length_order = self.reader.audio.sort_by_duration
         jitter = 0.0 if in_length_order else self.length_jitter
         blurred = seconds[chosen] * (1 + jitter * rng.uniform(-1, 1, len(chosen)))
-        updates = chosen[np.argsort(blurred, kind="stable")].reshape(-1, update_size)
+        updates = chosen[np.argsort(blurred, kind="stable")].reshape(-1, self.update_size)
         if not in_length_order:
             rng.shuffle(updates)
         return np.take_along_axis(updates, np.argsort(seconds[updates], axis=1, kind="stable"), 1)
@@ -368,8 +455,24 @@ class TrainLoader:
         return Reader(*args)
 
     def _batches(self, plan: list[list[int]], widths: list[int], epoch: int) -> Iterator[AsrBatch]:
-        examples = in_order(plan, partial(self.reader.read, epoch=epoch), self.num_workers)
+        read = partial(self.reader.read, epoch=epoch)
+        examples = in_order(plan, read, self.num_workers, self.stall, self.reader.file_name)
         yield from map(self.reader.batch, examples, widths)
+
+
+def deal(update_size: int, unit: int, rank: int, world_size: int, together: bool) -> list[tuple[int, int]]:
+    """The parts (start, end) of an update, counted in utterances, that process `rank` of `world_size` works on.
+
+    Parts are the units of the update (its micro-batches), or where processes work `together` on a unit (a round) its
+    world_size nearly equal parts. They are dealt back and forth, so that every process gets its share of long ones; the
+    first process always gets one.
+    """
+    cuts = [unit * part // world_size for part in range(world_size)] if together else [0]
+    starts = [begin + cut for begin in range(0, update_size, unit) for cut in cuts]
+    parts = list(zip(starts, [*starts[1:], update_size], strict=True))
+    turns = enumerate(range(0, len(parts), world_size))
+    mine = [first + (rank if turn % 2 == 0 else world_size - 1 - rank) for turn, first in turns]
+    return [parts[number] for number in mine if number < len(parts)]
 
 
 class EvalLoader:
@@ -379,8 +482,8 @@ class EvalLoader:
     exceeded, but at least one. A process may have one batch less than another, or none. `AsrBatch.indices` tells where
     results belong.
 
-    on_error: called with utterance and error for a file that cannot be read, which is then left out of its batch; by
-    default the error is raised.
+    stall: watches over reading. on_error: called with utterance and error for a file that cannot be read, which is then
+    left out of its batch; by default the error is raised.
     """
 
     def __init__(
@@ -393,6 +496,7 @@ class EvalLoader:
         num_workers: int | None = None,
         *,
         device: str | torch.device = "cpu",
+        stall: StallGuard | None = None,
         max_batch_seconds: float = math.inf,
         on_error: Callable[[Utterance, UserError], None] | None = None,
     ):
@@ -403,7 +507,7 @@ class EvalLoader:
         durations = [utterance.duration for utterance in utterances]
         self.plan = eval_plan(durations, batch_size, max_batch_seconds)[rank::world_size]
         self.num_workers = default_workers() if num_workers is None else num_workers
-        self.on_error = on_error
+        self.on_error, self.stall = on_error, stall
         self.reader = self._reader(utterances, config, False, 0, device)
 
     def _reader(self, *args) -> Reader:
@@ -414,7 +518,7 @@ class EvalLoader:
         return len(self.plan)
 
     def __iter__(self) -> Iterator[AsrBatch]:
-        for results in in_order(self.plan, self._read, self.num_workers):
+        for results in in_order(self.plan, self._read, self.num_workers, self.stall, self.reader.file_name):
             examples = []
             for index, result in results:
                 if isinstance(result, Example):

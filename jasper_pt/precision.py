@@ -63,7 +63,7 @@ class LossScale:
     The loss is multiplied by `scale` before the gradient is taken, the gradient divided by it after. An update whose
     loss or gradient is not finite is skipped. Where loss scaling is on, a finite loss with an infinite gradient is an
     overflow: it halves the scale, down to 1, and is no reason to worry. Any other skipped update counts; after
-    `patience` of them in a row training stops. Without loss scaling the scale is 1 for ever.
+    `patience` of them in a row training is to stop (`verdict`). Without loss scaling the scale is 1 for ever.
     """
 
     def __init__(self, enabled: bool, patience: int = 10, initial: float = INITIAL_LOSS_SCALE):
@@ -91,16 +91,14 @@ class LossScale:
             self.bad_updates += 1
         return False
 
-    def check(self, step: int) -> None:
-        """Raises UserError with a diagnosis when the patience is spent."""
+    def verdict(self) -> str | None:
+        """Why training should stop, if it should: the patience is spent. To be asked after each update."""
         if self.bad_updates < self.patience:
-            return
+            return None
         scale = f" at loss scale {self.scale:g}" if self.enabled else ""
-        remedy = ", or --precision bf16" if self.enabled else ""
-        raise UserError(
-            f"training diverged at update {step}: loss or gradient of the last {self.bad_updates} updates were not "
-            f"finite{scale}. They were skipped, so weights and checkpoints are good. Resume with a lower --lr, more "
-            f"--warmup_epochs or --clip_norm 1{remedy}; if it happens at the very start, look at the audio"
+        return (
+            f"loss or gradient of the last {self.bad_updates} updates were not finite{scale}. They were skipped, so "
+            "the weights are as they were"
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -91,8 +91,14 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     check_arguments(args)
 
-    # ------------------------------------------------------------------------------ processes, model
     group = distributed.init(args.cpu, args.local_rank)
+    with group.watching():
+        return infer(args, group)
+
+
+def infer(args: argparse.Namespace, group: distributed.Distributed) -> int:
+    """The job on this process; returns the exit code."""
+    # ------------------------------------------------------------------------------ model
     precision = choose_precision(args.precision, args.amp, group.device)
     precision.activate()
     torch.backends.cudnn.benchmark = args.cudnn_benchmark
@@ -114,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
 
     # ------------------------------------------------------------------------------ measure, or transcribe and report
     if args.steps:
-        measure(args, config, utterances, recognise, group.device, log)
+        measure(args, config, utterances, recognise, group, log)
         log.close()
         group.close()
         return 0
@@ -373,17 +379,20 @@ def save_logits(path: Path, utterances: Sequence[Utterance], logits: dict[int, T
 
 
 # ---------------------------------------------------------------------------------------------------------- speed
-def measure(args, config, utterances, recognise, device, log) -> None:
+def measure(args, config, utterances, recognise, group, log) -> None:
     """Latency of full batches, the set over and over: of the data (waiting for the next batch), of the network (model
-    and greedy decoding, until the result is on the host), and of both."""
-    size = args.batch_size
+    and greedy decoding, until the result is on the host), and of both. Of several processes, which do the same at the
+    same time, the root tells its own latencies and the throughput of all."""
+    size, device = args.batch_size, group.device
     count = max(len(utterances) // size, 1) * size  # full batches only
     loader = make_loader(args, config, list(itertools.islice(itertools.cycle(utterances), count)), device)
     stream = itertools.chain.from_iterable(itertools.repeat(loader))
     series: dict[str, list[float]] = {"data": [], "dnn": [], "data+dnn": []}
     audio = 0.0
-    with Progress(args.warmup_steps + args.steps, "measuring", "batches") as bar:
-        for step in range(args.warmup_steps + args.steps):
+    steps = args.warmup_steps + args.steps
+    show = Progress(steps, "measuring", "batches") if group.is_root else contextlib.nullcontext()
+    with show as bar:
+        for step in range(steps):
             times = [time.perf_counter()]
             batch = next(stream)
             synchronise(device)
@@ -394,7 +403,8 @@ def measure(args, config, utterances, recognise, device, log) -> None:
                 for name, (start, end) in zip(series, ((0, 1), (1, 2), (0, 2)), strict=True):
                     series[name].append(times[end] - times[start])
                 audio += sum(batch.durations)
-            bar.update()
+            if bar is not None:
+                bar.update()
     results = {}
     for name, seconds in series.items():
         summary = latency_summary(seconds, size)
@@ -412,15 +422,18 @@ def measure(args, config, utterances, recognise, device, log) -> None:
             f"99 {p99:.2f} ms"
         )
     total = sum(series["data+dnn"])
+    rates = torch.tensor([size * args.steps / total, audio / total], dtype=torch.float64, device=device)
+    utterance_rate, audio_rate = group.all_reduce_sum(rates).tolist()
     results |= {
         "batch_size": size,
         "steps": args.steps,
-        "utterances_per_second": size * args.steps / total,
-        "audio_seconds_per_second": audio / total,
+        "utterances_per_second": utterance_rate,
+        "audio_seconds_per_second": audio_rate,
     }
     log.log((), results, echo=False)
-    log.console(f"{size * args.steps / total:.1f} utts/s, {audio / total:.0f} s of audio a second")
-    write_json(Path(args.output_dir) / "summary_infer.json", results)
+    log.console(f"{utterance_rate:.1f} utts/s, {audio_rate:.0f} s of audio a second")
+    if group.is_root:
+        write_json(Path(args.output_dir) / "summary_infer.json", results)
 
 
 def synchronise(device: torch.device) -> None:

@@ -4,8 +4,9 @@
         --dataset_dir DATA --train_manifests DATA/train.json --val_manifests DATA/dev.json --output_dir OUT
     torchrun --nproc_per_node 8 -m jasper_pt.run_training ...       several processes, one GPU each; CPUs with --cpu
 
---resume goes on exactly where the newest checkpoint in output_dir stands, in mid-epoch too. SIGTERM and SIGUSR1 finish
-the update under way, save, and end the run with exit code 128 + signal (143, 138). Flags: --help.
+--resume goes on exactly where the newest checkpoint in output_dir stands, in mid-epoch too, and keeps the global batch
+on any number of processes; so does a run that torchrun --max_restarts starts again. SIGTERM and SIGUSR1 finish the
+update under way, save, and end the run with exit code 128 + signal (143, 138). Flags: --help.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 if __package__ in (None, ""):  # started by path: python jasper_pt/run_training.py
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -28,10 +29,11 @@ if __package__ in (None, ""):  # started by path: python jasper_pt/run_training.
 import torch
 from torch import nn
 
-from jasper_pt import checkpoint, distributed, schedules
+from jasper_pt import checkpoint, distributed, plan, schedules
 from jasper_pt.checkpoint import Checkpoints, Position, Run
 from jasper_pt.config import Config, load_config
 from jasper_pt.decode import greedy
+from jasper_pt.distributed import PEER_TIMEOUT, PeerLost
 from jasper_pt.ema import Ema
 from jasper_pt.evaluation import evaluation_form, loader_types
 from jasper_pt.loader import filter_utterances
@@ -42,14 +44,17 @@ from jasper_pt.model import build_model
 from jasper_pt.novograd import OPTIMIZERS, create_optimizer
 from jasper_pt.precision import PRECISIONS, LossScale, choose_precision
 from jasper_pt.train_step import TrainingStep, UpdateResult, pre_allocate
-from runkit import machine
+from runkit import guards, machine
+from runkit.background import BackgroundWriter
 from runkit.errors import UserError, run_main
-from runkit.files import write_json
+from runkit.files import read_json, write_json
 from runkit.log import RunLog, read_log
 from runkit.plots import line_plot
 from runkit.progress import Progress, duration
+from runkit.signals import StopSignals
 from runkit.tensorboard import EventWriter
 
+RUN_CONFIG = "run_config.json"
 SAMPLE_CHARACTERS = 90  # of a sample transcript, as published
 # --normalizer and what it makes of normalize_transcripts: rules by the labels, English ones, or none but dropping what
 # has no label
@@ -84,6 +89,12 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     flag("--batch_size", type=int, help="Jasper's name: utterances of an update on each process, over all its passes")
     names = ("--grad_accumulation", "--update-freq", "--grad_accumulation_steps")
     flag(*names, type=int, default=1, help="forward passes an update on each process")
+    flag(
+        "--global_batch_size",
+        type=int,
+        help="utterances of an update over all processes, a multiple of batch size x passes; default: of the run that "
+        "goes on, else times the number of processes (added)",
+    )
     flag("--lr", type=float, default=1e-3, help="peak learning rate")
     flag("--min_lr", type=float, default=1e-5, help="floor of the learning rate")
     flag("--lr_policy", choices=schedules.POLICIES, default="exponential", help="decay after the hold (cosine: added)")
@@ -96,6 +107,30 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     flag("--sync_bn", action="store_true", help="BatchNorm statistics over all processes (added)")
     flag("--freeze_bn_stats", action="store_true", help="normalise with the running statistics, unchanged (added)")
     flag("--nonfinite_patience", type=int, default=10, help="stop after so many non-finite updates in a row (added)")
+    flag(
+        "--explosion_factor",
+        type=float,
+        default=guards.EXPLOSION_FACTOR,
+        help="stop when gradient norms are so many times the usual (added)",
+    )
+    flag(
+        "--explosion_patience",
+        type=int,
+        default=guards.EXPLOSION_PATIENCE,
+        help="in so many updates in a row (added)",
+    )
+    flag(
+        "--input_timeout",
+        type=float,
+        default=guards.INPUT_TIMEOUT,
+        help="seconds without a batch after which training stops (added)",
+    )
+    flag(
+        "--peer_timeout",
+        type=float,
+        default=PEER_TIMEOUT,
+        help="seconds after which a process that does not answer is lost (added)",
+    )
 
     data = parser.add_argument_group("feature and checkpointing setup")
     flag = data.add_argument
@@ -123,38 +158,49 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     flag(
         "--override_config", action="append", default=[], metavar="PATH=VALUE", help="changes the YAML file; repeatable"
     )
+    plan.add_arguments(parser)
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
     """One job from start to summary; returns the exit code. Raises UserError for anything a user can fix."""
     args = parse_arguments(argv)
+    if args.plan:
+        return plan.training(args, check_arguments, overrides, choose_global_batch, continues_job)
     check_arguments(args)
 
     # ------------------------------------------------------------------------------ processes and precision
-    group = distributed.init(args.cpu, args.local_rank)
+    group = distributed.init(args.cpu, args.local_rank, args.peer_timeout)
+    with group.watching():
+        return train(args, group)
+
+
+def train(args: argparse.Namespace, group: distributed.Distributed) -> int:
+    """The job on this process; returns the exit code."""
     precision = choose_precision(args.precision, args.amp, group.device)
     precision.activate()
     torch.backends.cudnn.benchmark = args.cudnn_benchmark
-    global_batch = args.gpu_batch_size * args.grad_accumulation * group.size
 
     # ------------------------------------------------------------------------------------ what there is already
     output_dir = Path(args.output_dir)
     config = load_config(args.model_config, overrides(args))
     store = Checkpoints(output_dir, config.name, args.keep_milestones)
-    resuming = args.resume and bool(store.all())
-    if store.all() and not (resuming or args.no_save):
+    there, same_job = group.broadcast_json([bool(store.all()), continues_job(output_dir)])  # what the root sees
+    resuming = there and (args.resume or same_job)
+    if there and not (resuming or args.no_save):
         raise UserError(
             f"{output_dir} holds checkpoints of an earlier run: give --resume to go on with it, or another --output_dir"
         )
     log = open_log(args, group.rank, resuming)
-    saved, source = find_checkpoint(args, store, log)
+    saved, source = find_checkpoint(args, resuming, store, group, log)
+    global_batch = choose_global_batch(args, saved, group)
     seed = choose_seed(args, saved, source, group)
 
     # ---------------------------------------------------------------------------------- data, before anything slow
     train_utterances = open_manifests(args.train_manifests, config, args, True, log)
     dev_utterances = open_manifests(args.val_manifests, config, args, False, log)
     train_loader, eval_loader = loader_types(args.dali_device)
+    stall = guards.StallGuard(lambda text: warnings.warn(text, stacklevel=2), args.input_timeout)
     loader = train_loader(
         train_utterances,
         config,
@@ -164,7 +210,10 @@ def main(argv: list[str] | None = None) -> int:
         group.size,
         seed,
         args.num_workers,
+        processes=global_batch // (args.gpu_batch_size * args.grad_accumulation),
+        together=args.sync_bn,
         device=group.device,
+        stall=stall,
     )
     dev_loader = eval_loader(
         dev_utterances,
@@ -174,6 +223,7 @@ def main(argv: list[str] | None = None) -> int:
         group.size,
         args.num_workers,
         device=group.device,
+        stall=stall,
         on_error=warn_of if args.dali_device == "none" else None,
     )
 
@@ -200,28 +250,33 @@ def main(argv: list[str] | None = None) -> int:
         start_weights(run, args.init_ckpt, log)
     else:
         log.info(f"starting from random weights (seed {seed})")
+    if global_batch != args.gpu_batch_size * args.grad_accumulation * group.size:
+        log.info(
+            f"global batch {global_batch} utterances, dealt to {group.size} processes: {len(loader.shares)} passes an "
+            "update on the first"
+        )
     settings = resolved_settings(args, config, group, precision, loader, seed, model)
     log.parameters(settings)
     if group.is_root:
-        write_json(output_dir / "run_config.json", settings)
+        write_json(output_dir / RUN_CONFIG, settings)
 
     # ---------------------------------------------------------------------------------- train, evaluate, report
     step = TrainingStep(
         run,
         precision,
         group,
-        args.gpu_batch_size,
-        args.grad_accumulation,
+        loader.update_size,
+        loader.unit,
+        loader.shares,
         args.clip_norm,
         args.freeze_bn_stats,
         seed,
     )
     if args.pre_allocate_range:
-        pre_allocate_all(step, args.pre_allocate_range, config, log)
+        pre_allocate_all(step, args.gpu_batch_size, args.pre_allocate_range, config, log)
     training = Training(args, config, group, store, step, loader, dev_loader, log, seed, position, best_wer)
-    with StopSignals() as signals:
-        training.run(signals)
-    training.finish()
+    with StopSignals() as signals, BackgroundWriter() as writer:  # so that no signal ends a write
+        training.work(signals, writer)
     stopped = training.stopped
     log.close()
     del step, training  # the wrapped model with them
@@ -238,7 +293,7 @@ class Training:
         self.step, self.loader, self.dev_loader, self.seed = step, loader, dev_loader, seed
         self.per_epoch, self.global_batch = position.updates_per_epoch, position.global_batch_size
         self.done = self.saved_at = position.epoch * self.per_epoch + position.update
-        self.best_wer = best_wer
+        self.best_wer, self.improved = best_wer, False  # whether the best rate is newer than its checkpoint
         self.stopped: signal.Signals | None = None
         self.window, self.epochs = Tally(), [Tally()]  # since the last log line; of each epoch of this job
         self.dev: tuple[int, dict[str, DevResult]] | None = None  # updates done, and the results then
@@ -248,11 +303,25 @@ class Training:
             purge = self.done + 1 if self.done else None
             self.events = {name: EventWriter(Path(args.output_dir) / name, purge) for name in subsets}
 
-    def run(self, signals: "StopSignals") -> None:
-        """Updates until the epochs, or this job's share of them, are done, or a signal asks to stop."""
+    def work(self, signals: StopSignals, writer: BackgroundWriter) -> None:
+        """All of a job. When another process is lost, the state of the last whole update is saved first."""
+        try:
+            with self.group.watching():
+                self.run(signals, writer)
+                self.finish(writer)
+        except PeerLost:
+            self.save(writer, due=True)
+            raise
+
+    def run(self, signals: StopSignals, writer: BackgroundWriter) -> None:
+        """Updates until the epochs, or this job's share of them, are done, or a signal asks to stop.
+
+        Raises UserError with a diagnosis when a guard says that the run has gone wrong (see runkit.guards).
+        """
         args, per_epoch, group = self.args, self.per_epoch, self.group
         schedule = schedules.create_schedule(args.lr_policy, args.lr, args.min_lr, per_epoch, args.epochs,
                                              args.warmup_epochs, args.hold_epochs, args.lr_exp_gamma)  # fmt: skip
+        norm_guard = guards.GradientNormGuard(args.explosion_factor, args.explosion_patience)
         start, end, began, stream = self.done, self.last_update(), time.monotonic(), None
         if start >= end:
             self.log.info(f"training was finished before: epoch {start // per_epoch} of {args.epochs}")
@@ -260,14 +329,18 @@ class Training:
             epoch, update = divmod(self.done, per_epoch)
             if stream is None:
                 stream = self.loader.epoch(epoch + 1, update)
-            self.done += 1
-            learning_rate = schedule(self.done)
+            learning_rate = schedule(self.done + 1)
             lap = time.perf_counter()
-            result = self.step(
-                itertools.islice(stream, args.grad_accumulation), learning_rate, self.done, signals.requested
-            )
+            batches = itertools.islice(stream, len(self.step.shares))
+            result = self.step(batches, learning_rate, self.done + 1, signals.requested)
+            self.done += 1
             self.count(result, time.perf_counter() - lap)
-            self.step.run.loss_scale.check(self.done)
+            writer.poll()
+            if verdict := self.step.run.loss_scale.verdict():
+                self.save(writer, due=True)  # the weights are those of the last good update
+                self.give_up(verdict, result)
+            if verdict := norm_guard.verdict(result.gradient_norm):
+                self.give_up(verdict, result)
             epoch_ends = self.done % per_epoch == 0
             if result.stop:
                 self.stopped = signals.received or signal.SIGTERM
@@ -282,14 +355,38 @@ class Training:
                 self.end_epoch()
             if (self.done % args.eval_frequency == 0 or last) and not self.stopped:
                 self.evaluate()  # before saving, so that the checkpoint knows the best rate so far
-            if (
-                last
-                or (epoch_ends and self.is_due(epoch + 1))
-                or (args.save_steps and self.done % args.save_steps == 0)
-            ):
-                self.save()
+            due = last or (epoch_ends and self.is_due(epoch + 1))
+            due = due or (args.save_steps and self.done % args.save_steps == 0)
+            self.save(writer, due and (last or not norm_guard.exploding))
         if stream is not None:
             stream.close()
+
+    def give_up(self, verdict: str, result: UpdateResult) -> NoReturn:
+        """Ends the run, on every process at once: the root with the whole diagnosis."""
+        verdict = f"training diverged at update {self.done}: {verdict}"
+        losses = [loss.item() for loss in result.losses]
+        bad = [keys for loss, keys in zip(losses, result.keys, strict=True) if not math.isfinite(loss)]
+        processes = self.group.gather_json(
+            {
+                "loss": guards.json_number(sum(losses) / max(len(losses), 1)),
+                "passes": len(losses),
+                "not finite": len(bad),
+                "gradient norm of all": guards.json_number(result.gradient_norm),
+                "batch": list(itertools.chain.from_iterable(bad or result.keys)),
+            }
+        )
+        if processes is None:
+            raise UserError(f"{verdict}; see the message of rank 0")
+        saved = f"The state of update {self.saved_at} is saved" if self.saved_at else "Nothing was saved yet"
+        remedy = ", or --precision bf16" if self.step.run.loss_scale.enabled else ""
+        raise UserError(
+            guards.diagnosis(
+                verdict,
+                processes,
+                f"{saved}: go on with --resume and a lower --lr, more --warmup_epochs or --clip_norm 1{remedy}; if it "
+                "happens at the very start, look at the audio of these utterances",
+            )
+        )
 
     def last_update(self) -> int:
         """The update this job ends with."""
@@ -378,8 +475,6 @@ class Training:
         if self.dev is not None and self.dev[0] == self.done:
             return self.dev[1]
         began = time.monotonic()
-        for model in self.models().values():
-            self.group.average_buffers(model)
         results = evaluate(self.models(), self.dev_loader, self.step.precision, self.group, self.config.labels)
         took = time.monotonic() - began
         for subset, result in results.items():
@@ -389,33 +484,40 @@ class Training:
         self.dev = self.done, results
         wer = percent(results.get("dev_ema", results["dev"]).words)
         if self.place()[0] >= self.args.save_best_from and wer < self.best_wer:
-            self.best_wer = wer
-            self.save(best=True)
+            self.best_wer, self.improved = wer, True
         return results
 
-    def save(self, best: bool = False) -> None:
-        """Writes a checkpoint of this update."""
-        if self.args.no_save or (not best and self.saved_at == self.done):
+    def save(self, writer: BackgroundWriter, due: bool) -> None:
+        """Has this update's checkpoint written in the background where it is due, and the best one where it is old."""
+        best, self.improved = self.improved, False
+        due = due and self.saved_at != self.done
+        if self.args.no_save or not (due or best):
             return
-        for model in self.models().values():
-            self.group.average_buffers(model)
-        if self.group.is_root:
-            epoch, update = divmod(self.done, self.per_epoch)
-            position = Position(epoch, update, self.per_epoch, self.global_batch)
-            contents = self.step.run.contents(position, self.done, self.best_wer, self.seed, self.config.to_dict())
-            path = self.store.save_best(contents) if best else self.store.save(contents)
-            self.log.info(f"saved {path}" + (f" (WER {self.best_wer:.2f} %)" if best else ""))
-        if not best:
+        if due:
             self.saved_at = self.done
+        if not self.group.is_root:
+            return
+        epoch, update = divmod(self.done, self.per_epoch)
+        position = Position(epoch, update, self.per_epoch, self.global_batch)
+        writer.wait()  # so that there are never two copies of the state in memory
+        contents = self.step.run.contents(position, self.done, self.best_wer, self.seed, self.config.to_dict())
 
-    def finish(self) -> None:
+        def write() -> list[str]:
+            saved = [f"{self.store.save_best(contents)} (WER {contents['best_wer']:.2f} %)"] if best else []
+            return saved + ([str(self.store.save(contents))] if due else [])
+
+        writer.submit(write, lambda saved: [self.log.info(f"saved {path}") for path in saved])
+
+    def finish(self, writer: BackgroundWriter) -> None:
         """Final evaluation, throughput, curves and summary; after a signal only the curves."""
         if self.stopped:
             self.log.info(f"stopped by {self.stopped.name} after update {self.done}; go on with --resume")
         else:
             results = self.evaluate()
+            self.save(writer, due=False)
             tally = Tally.total([tally for tally in self.epochs if tally.updates][-self.args.benchmark_epochs_num :])
             self.close_log(results, tally)
+        writer.wait()
         for events in self.events.values():
             events.close()
         if self.group.is_root:
@@ -625,13 +727,40 @@ def open_log(args: argparse.Namespace, rank: int, resumed: bool) -> RunLog:
     return log
 
 
-def find_checkpoint(args: argparse.Namespace, store: Checkpoints, log: RunLog) -> tuple[dict | None, Path | None]:
-    """The state to go on from and its file: this folder's newest with --resume, else --ckpt's, else none."""
-    if args.resume and (found := store.newest_valid(log.warning)):
-        return found[1], found[0]
+def continues_job(output_dir: Path) -> bool:
+    """Whether this process goes on with a run that its own launcher started: torchrun starts all processes again when
+    one has failed, and when machines come or go."""
+    if distributed.restarted():
+        return True
+    path, job = output_dir / RUN_CONFIG, distributed.job_name()
+    return job is not None and path.is_file() and read_json(path).get("job") == job
+
+
+def find_checkpoint(args, resuming: bool, store: Checkpoints, group, log: RunLog) -> tuple[dict | None, Path | None]:
+    """The state to go on from and its file: this folder's newest when resuming, else --ckpt's, else none."""
+    if resuming:
+        found = store.newest_valid(log.warning) if group.is_root else None
+        source = Path(group.broadcast_json(found and str(found[0])))  # one file for all processes
+        return found[1] if found else checkpoint.read(source), source
     if args.ckpt:
         return checkpoint.read(args.ckpt), Path(args.ckpt)
     return None, None
+
+
+def choose_global_batch(args: argparse.Namespace, saved: dict | None, group) -> int:
+    """Utterances of an update: --global_batch_size, else those of the run that goes on, else what the flags give.
+
+    Raises UserError where passes of --gpu_batch_size cannot make it up.
+    """
+    passes = args.gpu_batch_size * args.grad_accumulation
+    kept = saved["position"]["global_batch_size"] if saved is not None and "position" in saved else None
+    size = args.global_batch_size or kept or passes * group.size
+    if size % passes:
+        raise UserError(
+            f"the global batch of {size} utterances is no multiple of --gpu_batch_size {args.gpu_batch_size} x "
+            f"--grad_accumulation {args.grad_accumulation}: change these, or --global_batch_size"
+        )
+    return size
 
 
 def choose_seed(args: argparse.Namespace, saved: dict | None, source: Path | None, group) -> int:
@@ -679,12 +808,12 @@ def start_weights(run: Run, path: str, log: RunLog) -> None:
     log.info(f"starting from the weights ({kind}) of {path}")
 
 
-def pre_allocate_all(step: TrainingStep, bounds: list[int], config: Config, log: RunLog) -> None:
+def pre_allocate_all(step: TrainingStep, batch_size: int, bounds: list[int], config: Config, log: RunLog) -> None:
     """Runs every length of --pre_allocate_range once."""
     align = config.input_train.features.pad_align
     counts = range(bounds[0], bounds[1] + 1, align)
     began = time.monotonic()
-    pre_allocate(step, counts, config.input_train.features.n_filt, config.n_classes)
+    pre_allocate(step, batch_size, counts, config.input_train.features.n_filt, config.n_classes)
     seconds = time.monotonic() - began
     log.info(f"pre-allocation: {len(counts)} lengths of {bounds[0]} to {bounds[1]} frames in {seconds:.1f} s")
 
@@ -696,32 +825,14 @@ def resolved_settings(args, config, group, precision, loader, seed, model) -> di
         "processes": group.size,
         "device": str(group.device),
         "precision": precision.name,
-        "global_batch_size": args.gpu_batch_size * args.grad_accumulation * group.size,
+        "job": distributed.job_name(),
+        "global_batch_size": loader.update_size,
         "updates_per_epoch": loader.updates_per_epoch,
         "parameters": sum(p.numel() for p in model.parameters()),
         "config": config.to_dict(),
         "machine": machine.describe(["torch", "numpy", "soundfile", "soxr"]),
     }
     return vars(args) | derived
-
-
-class StopSignals:
-    """Notes SIGTERM and SIGUSR1 instead of dying of them, so that the update under way can be finished and saved."""
-
-    def __enter__(self) -> "StopSignals":
-        self.received: signal.Signals | None = None
-        self._previous = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGUSR1)}
-        return self
-
-    def __exit__(self, *_) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame) -> None:
-        self.received = signal.Signals(number)
-
-    def requested(self) -> bool:
-        return self.received is not None
 
 
 # -------------------------------------------------------------------------------------------------- curves

@@ -42,6 +42,11 @@ class GradientNormGuard:
         self._usual: collections.deque[float] = collections.deque(maxlen=_HISTORY)
         self._beyond: list[float] = []
 
+    @property
+    def exploding(self) -> bool:
+        """Whether the latest norm was beyond: what is saved now might not be worth going on from."""
+        return bool(self._beyond)
+
     def verdict(self, norm: float) -> str | None:
         """Counts the global gradient norm (before clipping) of an update; says why training should stop, if it should.
 

@@ -16,6 +16,7 @@ take_words() {
     done
     [[ $# == 0 || $1 == -* ]] || die "'$1' is one word too many: DATA_DIR MODEL_CONFIG OUTPUT_DIR CHECKPOINT, then flags"
     EXTRA=("$@")
+    read_plan "$@"
 }
 
 # Sets MODEL_CONFIG to the file of that name and FAMILY to quartznet or jasper. The published configs/<name>.yaml and a
@@ -76,8 +77,7 @@ read_device() {
     [[ $CPU == true ]] || require_gpus
     device_flags+=("--dali_device=$DALI_DEVICE")
 
-    launch=()
-    ((NUM_GPUS == 1)) || launch=(-m torch.distributed.run --standalone "--nproc_per_node=$NUM_GPUS")
+    read_launch
     [[ -z ${DISTRIBUTED+set} ]] || read -ra launch <<<"$DISTRIBUTED"
 
     # On GPUs the published 1: threads of eight processes would only get in each other's way.
@@ -85,6 +85,28 @@ read_device() {
     if [[ $CPU == true ]]; then
         threads=$(env -u OMP_NUM_THREADS nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
         threads=$((threads < NUM_GPUS ? 1 : threads / NUM_GPUS))
+    fi
+}
+
+# Sets launch from NUM_GPUS, MAX_RESTARTS, NNODES, RDZV_ENDPOINT and RDZV_ID, and most_nodes: what NNODES allows.
+read_launch() {
+    NNODES=${NNODES:-1} MAX_RESTARTS=${MAX_RESTARTS:-0}
+    require_counts MAX_RESTARTS
+    [[ $NNODES =~ ^[1-9][0-9]*(:[1-9][0-9]*)?$ ]] || die "NNODES is a number of machines, or MIN:MAX, not '$NNODES'"
+    most_nodes=${NNODES#*:}
+    local restarts=()
+    ((MAX_RESTARTS == 0)) || restarts=("--max_restarts=$MAX_RESTARTS")
+    launch=()
+    if [[ $NNODES != 1 ]]; then
+        [[ -n ${RDZV_ENDPOINT:-} && -n ${RDZV_ID:-} ]] ||
+            die "NNODES=$NNODES needs RDZV_ENDPOINT=HOST:PORT, where the machines meet (one of them, that stays), and" \
+                "RDZV_ID, a name for this job; the same on every machine"
+        launch=(-m torch.distributed.run "--nnodes=$NNODES" "--nproc_per_node=$NUM_GPUS" "${restarts[@]}"
+            --rdzv_backend=c10d "--rdzv_endpoint=$RDZV_ENDPOINT" "--rdzv_id=$RDZV_ID")
+        # Else machines that stay look for a store on one that is gone.
+        export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+    elif ((NUM_GPUS > 1 || MAX_RESTARTS > 0)); then
+        launch=(-m torch.distributed.run --standalone "--nproc_per_node=$NUM_GPUS" "${restarts[@]}")
     fi
 }
 
@@ -177,12 +199,21 @@ read_durations() {
     [[ $PAD_TO_MAX_DURATION == false ]] || override "$1" pad_to_max_duration True
 }
 
-# start MODULE FLAG...: the program with the launcher's words before and the caller's words behind its flags.
+# start MODULE FLAG...: the program with the launcher's words before and the caller's words behind its flags. MPIRUN:
+# words that start the processes, inside the job of a cluster; they take the place of the launcher, so that they get its
+# signals.
 start() {
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$threads} PYTHONUNBUFFERED=1
     # Threads that sleep while they wait: spinning makes training five times slower beside other work.
     [[ $CPU != true ]] || export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
-    run "$PYTHON_ASR" "${launch[@]}" -m "$@" "${EXTRA[@]}"
+    if [[ $PLANNING == true ]]; then # one process tells it for all
+        "$PYTHON_ASR" -m "$@" "${EXTRA[@]}" "--plan_processes=$NUM_GPUS"
+    else
+        local starter=()
+        read -ra starter <<<"${MPIRUN:-}"
+        [[ $DRY_RUN == true || -z ${MPIRUN:-} ]] || exec "${starter[@]}" "$PYTHON_ASR" -m "$@" "${EXTRA[@]}"
+        run "${starter[@]}" "$PYTHON_ASR" "${launch[@]}" -m "$@" "${EXTRA[@]}"
+    fi
 }
 
 # --------------------------------------------------------------------------------------------------------- the benchmarks

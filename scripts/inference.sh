@@ -16,6 +16,7 @@
 #   CUDNN_BENCHMARK (false), DALI_DEVICE (gpu where DALI is installed, else none), PAD_LEADING (0 | 16 frames)
 #   MAX_DURATION (of the model config, seconds), PAD_TO_MAX_DURATION (false)
 #   NUM_STEPS (0; above: time so many batches), NUM_WARMUP_STEPS (0)
+#   NNODES, RDZV_ENDPOINT, RDZV_ID: several machines, as for train.sh
 #   LOG_FILE (OUTPUT_DIR/nvlog_infer.json), DISTRIBUTED, OMP_NUM_THREADS, ASR_PYTHON
 #
 # examples: CHECKPOINT=results/QuartzNet_best_checkpoint.pt DATASET=dev-clean bash scripts/inference.sh

@@ -1,11 +1,16 @@
 """Checkpoints are whole or named as damaged, hold everything, keep their published names, and go when old."""
 
-import contextlib
 import errno
+import hashlib
 import io
+import json
 import math
+import os
 import pickle
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +21,11 @@ from jasper_pt.checkpoint import Checkpoints, Position, Run
 from jasper_pt.ema import Ema
 from jasper_pt.novograd import create_optimizer
 from jasper_pt.precision import LossScale
+from runkit.background import BackgroundWriter
 from runkit.errors import UserError
-from runkit.files import atomic_open
+from tests.runkit.small_disk import read_only, small_disk
 
+ROOT = Path(__file__).resolve().parents[2]
 CONFIG = {"name": "QuartzNet", "labels": [" ", "a", "b"], "n": {"deep": [1, 2.5, None, True]}}
 
 
@@ -176,10 +183,8 @@ def test_nothing_in_a_file_is_executed(tmp_path):
         checkpoint.read(tmp_path / "hostile.pt")
 
 
-def test_a_full_disk_keeps_the_old_file_and_says_so(tmp_path, monkeypatch):
-    path = tmp_path / "c.pt"
-    checkpoint.write(path, contents(new_run()))
-    before = path.read_bytes()
+def test_why_a_file_could_not_be_written_is_kept(tmp_path, monkeypatch):
+    """torch.save raises an error without a cause."""
 
     class Full(io.BytesIO):
         def write(self, data):
@@ -187,15 +192,9 @@ def test_a_full_disk_keeps_the_old_file_and_says_so(tmp_path, monkeypatch):
                 raise OSError(errno.ENOSPC, "No space left on device")
             return super().write(data)
 
-    @contextlib.contextmanager
-    def on_a_full_disk(path):
-        with atomic_open(path):
-            yield Full()
-
-    monkeypatch.setattr(checkpoint, "atomic_open", on_a_full_disk)
-    with pytest.raises(UserError, match=r"c.pt: No space left.*free some space"):
-        checkpoint.write(path, contents(new_run(seed=1)))
-    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["c.pt"]
+    monkeypatch.setattr(checkpoint, "open", lambda path, mode: Full(), raising=False)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoint.write(tmp_path / "c.pt", contents(new_run()))
 
 
 # ----------------------------------------------------------------------------------------------- a run's checkpoints
@@ -207,6 +206,16 @@ def save_all(store, places):
 
 def names(store):
     return [path.name for path in store.all()]
+
+
+def manifests(store):
+    return {path.with_suffix(".manifest.json").name for path in store.all()}
+
+
+def bare(store):
+    """Takes the manifests away, as in a folder of the published recipe."""
+    for name in manifests(store):
+        (store.directory / name).unlink()
 
 
 def test_names_and_retention(tmp_path):
@@ -233,7 +242,7 @@ def test_other_files_are_left_alone(tmp_path):
         (tmp_path / name).write_text("")
     store = Checkpoints(tmp_path, "QuartzNet")
     save_all(store, [(n, 0) for n in range(1, 5)])
-    assert {path.name for path in tmp_path.iterdir()} == set(others) | set(names(store))
+    assert {path.name for path in tmp_path.iterdir()} == set(others) | set(names(store)) | manifests(store)
     assert len(names(store)) == 2
 
 
@@ -273,3 +282,159 @@ def test_the_best_checkpoint_holds_its_own_figure(tmp_path):
         store.save_best(contents(new_run(), best=wer))
     assert checkpoint.read(store.best_path)["best_wer"] == 20.0
     assert store.all() == [] and store.best_path.name == "QuartzNet_best_checkpoint.pt"
+
+
+def test_the_manifest_beside_a_checkpoint(tmp_path):
+    store = Checkpoints(tmp_path, "QuartzNet")
+    path = store.save(contents(new_run(), epoch=3, update=4, step=34))
+    manifest = json.loads((tmp_path / "QuartzNet_epoch3_step34_checkpoint.manifest.json").read_text())
+    data = path.read_bytes()
+    assert manifest["files"] == {path.name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
+    position = {"epoch": 3, "update": 4, "updates_per_epoch": 10, "global_batch_size": 8}
+    assert (manifest["step"], manifest["state"]) == (34, {"position": position, "seed": 7})
+
+
+@pytest.mark.parametrize("damage", ["weights", "metadata", "missing", "manifest"])
+def test_damage_that_the_manifest_tells(tmp_path, damage):
+    """The CRCs of a zip archive do not cover all of its bytes; SHA-256 does."""
+    store = Checkpoints(tmp_path, "QuartzNet")
+    save_all(store, [(1, 0), (2, 0)])
+    newest = store.all()[-1]
+    if damage == "missing":
+        newest.unlink()
+    elif damage == "manifest":
+        flip_a_byte(newest.with_suffix(".manifest.json"))
+    else:
+        flip_a_byte(newest, 0.5 if damage == "weights" else 1 - 1 / newest.stat().st_size)
+    with pytest.warns(UserWarning, match=r"epoch2_checkpoint\.(pt|manifest\.json).*trying the checkpoint before it"):
+        path, _ = store.newest_valid()
+    assert path.name == "QuartzNet_epoch1_checkpoint.pt"
+
+
+def test_checkpoints_without_manifests_are_found_checked_and_aged(tmp_path):
+    """Of the published recipe, or of earlier versions of this one."""
+    store = Checkpoints(tmp_path, "QuartzNet", milestones=[1])
+    save_all(store, [(1, 0), (2, 0), (3, 0)])
+    bare(store)
+    store = Checkpoints(tmp_path, "QuartzNet", milestones=[1])
+    assert names(store) == [f"QuartzNet_epoch{n}_checkpoint.pt" for n in (1, 2, 3)]
+    path, found = store.newest_valid()
+    assert path == tmp_path / "QuartzNet_epoch3_checkpoint.pt" and found["epoch"] == 3
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.warns(UserWarning, match=r"epoch3_checkpoint\.pt is damaged"):
+        assert store.newest_valid()[1]["epoch"] == 2
+    save_all(store, [(3, 0), (4, 0)])
+    assert names(store) == [f"QuartzNet_epoch{n}_checkpoint.pt" for n in (1, 3, 4)]
+    assert store.newest_valid()[1]["epoch"] == 4
+
+
+def test_a_small_disk_that_fills_keeps_the_old_checkpoints_and_says_so(tmp_path):
+    with small_disk(tmp_path / "disk", 100) as folder:
+        store = Checkpoints(folder, "QuartzNet")
+        save_all(store, [(1, 0)])
+        store.save_best(contents(new_run()))
+        before = {path.name: path.read_bytes() for path in folder.iterdir()}
+        wide = contents(new_run(width=3000), epoch=2)
+        said = r"QuartzNet_epoch2_checkpoint: No space left on device; free some space.*as they were"
+        with pytest.raises(UserError, match=said):
+            store.save(wide)
+        with pytest.raises(UserError, match=r"QuartzNet_best_checkpoint: No space left on device"):
+            store.save_best(wide)
+        with read_only(folder), pytest.raises(UserError, match=r"epoch2_checkpoint: Read-only file system; have"):
+            store.save(contents(new_run(), epoch=2))
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("optimizer", ["novograd", "adamw", "lamb98"])
+def test_a_snapshot_written_while_training_goes_on_is_of_its_moment(tmp_path, optimizer):
+    run = new_run(optimizer=optimizer)
+    train(run, 3)
+    at_once = io.BytesIO()
+    torch.save(contents(run), at_once)
+    store = Checkpoints(tmp_path, "QuartzNet")
+    saved = contents(run)
+    with BackgroundWriter() as writer:
+        writer.submit(lambda: (train(run, 4, seed=5), store.save(saved)))  # the worst case: all changes come before
+    at_once.seek(0)
+    expected = torch.load(at_once, weights_only=True)
+    assert equal(store.newest_valid()[1], expected) and not equal(contents(run), expected)
+    assert all(value.device.type == "cpu" for value in saved["state_dict"].values())
+
+
+# --------------------------------------------------------------------------------------------------------- kills
+CRASH_POINTS = """
+import json, os, shutil, sys, warnings
+from pathlib import Path
+import torch
+from jasper_pt import checkpoint
+from jasper_pt.checkpoint import Checkpoints
+from tests.runkit.crash_points import DONE, interrupted
+
+os.fsync = lambda descriptor: None  # a kill, unlike a power loss, does not ask for it
+root, refusal = Path(sys.argv[1]), int(sys.argv[2])
+warnings.simplefilter("error")  # nothing may look damaged
+
+def contents(epoch, text):
+    position = {"epoch": epoch, "update": 0, "updates_per_epoch": 1, "global_batch_size": 1}
+    return {"position": position, "step": epoch, "seed": 0, "state_dict": {"w": torch.tensor(list(text.encode()))}}
+
+def text(found):
+    return bytes(found["state_dict"]["w"].tolist()).decode()
+
+def newest(store):
+    found = store.newest_valid()
+    return found and text(found[1])
+
+def best(store):
+    return text(checkpoint.read(store.best_path)) if store.best_path.exists() else None
+
+def check(saved, epoch, manifests, is_best):
+    before = root / "before"
+    shutil.rmtree(before, ignore_errors=True)
+    before.mkdir()
+    store = Checkpoints(before, "M")
+    for old in saved:
+        store.save(contents(old, f"old {old}"))
+    if is_best and saved:
+        store.save_best(contents(1, "old best"))
+    for path in [] if manifests else before.glob("*.manifest.json"):
+        path.unlink()
+    look = best if is_best else newest
+    old, number, outcome = look(store), 0, None
+    while outcome != DONE:
+        number += 1
+        folder = root / "run"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(before, folder)
+        store = Checkpoints(folder, "M")
+        save = store.save_best if is_best else store.save
+        outcome = interrupted(lambda: save(contents(epoch, "new")), number, refusal)
+        assert look(store) in (old, "new"), (number, look(store))
+        assert outcome != DONE or look(store) == "new"
+        first = look(store)
+        interrupted(lambda: save(contents(epoch, "newer")), 1 + (5 * number) % 17, refusal)
+        assert look(store) in (first, "newer"), (number, look(store))
+        assert is_best or len(store.all()) >= len(saved), number
+        store.save(contents(epoch + 1, "last"))
+        assert newest(store) == "last"
+        assert len(store.all()) <= 2, (number, store.all())
+        kept = {path.name for path in [*store.all(), store.best_path] if path.exists()}
+        for path in folder.glob("*.manifest.json"):
+            kept |= {path.name, *json.loads(path.read_text())["files"]}
+        assert {path.name for path in folder.iterdir()} == kept, number
+    return number
+
+print(check([], 1, True, False), check([1, 2], 3, True, False), check([1, 2], 2, True, False),
+      check([1, 2], 2, False, False), check([1], 2, True, True), check([1], 2, False, True), check([], 2, True, True))
+"""
+
+
+@pytest.mark.parametrize("refusal", [0, errno.EDQUOT], ids=["killed", "refused"])
+def test_interrupted_at_every_change_of_the_disk(tmp_path, refusal):
+    """Before each file operation of a save: first ever, next, same name again, over a file without manifest, best."""
+    command = [sys.executable, "-c", CRASH_POINTS, str(tmp_path), str(refusal)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    child = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert child.returncode == 0, child.stderr
+    counts = [int(count) for count in child.stdout.split()]
+    assert min(counts) > 8, counts

@@ -117,7 +117,7 @@ def test_nothing_left_is_an_error_with_the_reasons():
 
 # ------------------------------------------------------------------------------------------------- order of training
 def flat(loader, epoch=0):
-    return loader.plan(epoch)[0].flatten().tolist()
+    return [index for batch in loader.plan(epoch)[0] for index in batch]
 
 
 def test_an_epoch_takes_every_utterance_once_as_far_as_whole_updates_go(corpus):
@@ -149,7 +149,8 @@ def test_updates_do_not_depend_on_how_they_are_dealt(corpus):
             TrainLoader(corpus, make_config(), batch_size, accumulation, rank, world_size, seed=3, num_workers=0)
             for rank in range(world_size)
         ]
-        whole = np.concatenate([loader.plan(2)[0] for loader in loaders], axis=1)  # [updates, batches, B]
+        shape = (loaders[0].updates_per_epoch, -1, batch_size)
+        whole = np.concatenate([np.reshape(loader.plan(2)[0], shape) for loader in loaders], axis=1)
         return [frozenset(map(frozenset, update)) for update in whole.tolist()]
 
     def members(*factors):
@@ -159,13 +160,42 @@ def test_updates_do_not_depend_on_how_they_are_dealt(corpus):
     assert members(12, 1, 1) == members(1, 12, 1) == members(2, 3, 2) == members(3, 4, 1)
 
 
+def test_micro_batches_are_dealt_to_any_number_of_processes(corpus):
+    """The same ones, each once, as wide, counts as equal as can be."""
+
+    def update(world_size, **options):
+        loaders = [
+            TrainLoader(corpus, make_config(), 2, 2, rank, world_size, 3, 0, processes=3, **options)
+            for rank in range(world_size)
+        ]
+        parts = [
+            (start, tuple(batch), width)
+            for loader in loaders
+            for (start, _), batch, width in zip(loader.shares, *loader.plan(1), strict=False)
+        ]
+        return [len(loader.shares) for loader in loaders], sorted(parts)
+
+    counts, parts = zip(*map(update, (1, 2, 3, 4, 8)), strict=True)
+    assert counts == ([6], [3, 3], [2, 2, 2], [1, 1, 2, 2], [1] * 6 + [0, 0])
+    assert all(other == parts[0] for other in parts) and [start for start, *_ in parts[0]] == [0, 2, 4, 6, 8, 10]
+
+    # Normalised together: rounds of 6, each cut into as many parts as there are processes.
+    counts, parts = zip(*(update(world_size, together=True) for world_size in (1, 4)), strict=True)
+    assert counts == ([2], [2] * 4) and [start for start, *_ in parts[1]] == [0, 1, 3, 4, 6, 7, 9, 10]
+    for i, (_, whole, width) in enumerate(parts[0]):
+        shares = parts[1][4 * i : 4 * i + 4]
+        assert sum((share for _, share, _ in shares), ()) == whole and {share[2] for share in shares} == {width}
+    with pytest.raises(UserError, match="6 utterances are normalised together, fewer than 7 processes"):
+        update(7, together=True)
+
+
 def test_batches_hold_similar_durations(corpus):
     utterances = [utterance("x.wav", "a", 1 + 15 * i / 1000, key=str(i)) for i in range(1000)]
 
     def padding(**options):
         config = make_config("input_train.audio_dataset.speed_perturbation.p=1")
         loader = TrainLoader(utterances, config, 16, seed=0, num_workers=0, **options)
-        seconds = loader.reader.seconds(0)[loader.plan(0)[0][:, 0]]  # [updates, B], after the change of speed
+        seconds = loader.reader.seconds(0)[np.array(loader.plan(0)[0])]  # [updates, B], after the change of speed
         return 1 - seconds.sum() / (seconds.max(1) * 16).sum()
 
     assert padding(length_jitter=0.0) < 0.02 < padding() < 0.12 < padding(length_jitter=100.0)
@@ -242,7 +272,8 @@ def test_processes_see_what_one_process_would(corpus, augmented):
     """As wide and, put together, the very batches: BatchNorm over all processes then sees the same padding."""
     config = make_config("input_train.audio_dataset.speed_perturbation.p=1")
     (one,) = [list(TrainLoader(corpus, config, 12, seed=1, num_workers=0).epoch(0))]
-    ranks = [list(TrainLoader(corpus, config, 4, 1, rank, 3, seed=1, num_workers=0).epoch(0)) for rank in range(3)]
+    options = {"seed": 1, "num_workers": 0, "together": True}
+    ranks = [list(TrainLoader(corpus, config, 4, 1, rank, 3, **options).epoch(0)) for rank in range(3)]
     for whole, *parts in zip(one, *ranks, strict=True):
         assert len({part.features.shape for part in parts}) == 1
         assert whole.keys == [key for part in parts for key in part.keys]

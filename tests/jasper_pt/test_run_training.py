@@ -11,12 +11,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-from jasper_pt import checkpoint, run_training
+from jasper_pt import checkpoint, loader, run_training
 from jasper_pt.train_step import TrainingStep
 from runkit.errors import UserError
 from runkit.log import read_log
@@ -70,7 +71,8 @@ def straight(corpus, tmp_path_factory):
 # ------------------------------------------------------------------------------------------------ what is left
 def test_files_of_a_run(straight):
     names = {path.name for path in straight.iterdir()}
-    checkpoints = {f"QuartzNet_{name}_checkpoint.pt" for name in ("epoch2", "epoch3", "best")}
+    endings = ("pt", "manifest.json")
+    checkpoints = {f"QuartzNet_{name}_checkpoint.{end}" for name in ("epoch2", "epoch3", "best") for end in endings}
     written = {"nvlog.json", "run_config.json", "summary.json", "loss_curve.png", "wer_curve.png"}
     assert names == checkpoints | written | {"train", "dev", "dev_ema"}
     assert all(list((straight / name).glob("events.*")) for name in ("train", "dev", "dev_ema"))
@@ -157,7 +159,8 @@ def test_kill_9_in_mid_epoch_and_resume_equals_straight_through(corpus, straight
     killed = subprocess.run([sys.executable, "-c", KILLED, *flags], env=environment, capture_output=True)
     assert killed.returncode == -signal.SIGKILL
     newest = checkpoint.Checkpoints(tmp_path, "QuartzNet").all()[-1]
-    assert newest.name == "QuartzNet_epoch1_step4_checkpoint.pt"
+    # Update 4 was saved in the background: perhaps not to its end.
+    assert newest.name in ("QuartzNet_epoch1_step4_checkpoint.pt", "QuartzNet_epoch1_checkpoint.pt")
     train(corpus, tmp_path, "--save_steps", 2, "--prediction_frequency", 2, "--resume")
     assert same(final(tmp_path), final(straight))
     assert log_values(tmp_path, "train_loss") == log_values(straight, "train_loss")
@@ -224,7 +227,8 @@ def test_an_earlier_runs_folder_is_not_overwritten(corpus, tmp_path):
     ("flags", "message"),
     [
         (("--seed", 2), "trained with --seed 1, not 2"),
-        (("--gpu_batch_size", 1), "mid-epoch.*utterances an update was 4, is 2"),
+        (("--global_batch_size", 8), "mid-epoch.*utterances an update was 4, is 8"),
+        (("--gpu_batch_size", 3), "global batch of 4 utterances is no multiple of --gpu_batch_size 3 x"),
         (("--optimizer", "adamw"), "not AdamW's"),
         (("--override_config", "quartznet.encoder.blocks.0.kernel_size=[7]"), "of another shape"),
     ],
@@ -282,7 +286,7 @@ def test_accumulation_splits_agree_with_frozen_statistics(corpus, tmp_path):
 
 @pytest.mark.dist
 def test_two_processes_give_the_curve_of_one_with_synchronised_batch_norm(corpus, tmp_path):
-    """Every clip padded to one length: the statistics include padding, as published."""
+    """Every clip is padded to one length: the statistics include padding, as published."""
     overrides = ["quartznet.encoder.blocks.*.dropout=0.0"]
     for part in ("audio_dataset", "filterbank_features"):
         overrides += [f"input_train.{part}.max_duration=1.5", f"input_train.{part}.pad_to_max_duration=True"]
@@ -321,13 +325,50 @@ def test_non_finite_losses_stop_training_and_keep_the_last_good_checkpoint(corpu
     path = tmp_path / "QuartzNet_epoch0_step2_checkpoint.pt"
     before = path.read_bytes()
     monkeypatch.setattr("jasper_pt.train_step.ctc_loss", lambda log_probs, *_: log_probs.sum() * math.nan)
-    with pytest.raises(UserError, match="diverged at update 5: loss or gradient of the last 3 updates"):
+    message = (
+        r"diverged at update 5: loss or gradient of the last 3 updates(.|\n)*rank 0: loss not finite.*batch: .*\.wav"
+    )
+    with pytest.raises(UserError, match=message):
         run_training.main(command(corpus, tmp_path, "--resume", "--nonfinite_patience", 3, "--save_frequency", 100))
     assert capsys.readouterr().out.count("skipped: loss nan") == 3
-    assert path.read_bytes() == before and checkpoint.Checkpoints(tmp_path, "QuartzNet").all() == [path]
-    for name in ("state_dict", "ema_state_dict"):
-        weights = checkpoint.read(tmp_path / "QuartzNet_best_checkpoint.pt")[name]
-        assert all(torch.isfinite(value).all() for value in weights.values())
+    good, last = (
+        checkpoint.read(tmp_path / f"QuartzNet_{name}_checkpoint.pt") for name in ("epoch0_step2", "epoch1_step5")
+    )
+    assert path.read_bytes() == before and last["scaler"]["skipped_updates"] == 3
+    assert same(good["optimizer"]["state"], last["optimizer"]["state"])
+    for key in ("state_dict", "ema_state_dict"):
+        assert same(good[key], last[key])
+
+
+def test_an_exploding_gradient_stops_training_and_leaves_the_checkpoints_alone(corpus, tmp_path, monkeypatch):
+    update = TrainingStep.__call__
+
+    def exploding(self, batches, learning_rate, number, *rest):
+        result = update(self, batches, learning_rate, number, *rest)
+        return result._replace(gradient_norm=1.0 if number <= 20 else 5.0)
+
+    monkeypatch.setattr(TrainingStep, "__call__", exploding)
+    flags = ("--epochs", 8, "--explosion_factor", 4, "--explosion_patience", 3, "--save_frequency", 5)
+    message = r"update 23: the gradient explodes(.|\n)*rank 0: loss [0-9.]+,.*\.wav(.|\n)*state of update 15 is saved"
+    with pytest.raises(UserError, match=message):
+        run_training.main(command(corpus, tmp_path, *flags))
+    assert [path.name for path in checkpoint.Checkpoints(tmp_path, "QuartzNet").all()] == [
+        "QuartzNet_epoch5_checkpoint.pt"
+    ]
+
+
+def test_input_that_stalls_stops_training_and_names_the_file(corpus, tmp_path, monkeypatch):
+    hanging, read = threading.Event(), loader.read_audio
+
+    def hang(path, *rest):
+        if path.name == "5.wav":
+            hanging.wait(60)
+        return read(path, *rest)
+
+    monkeypatch.setattr(loader, "read_audio", hang)
+    with pytest.raises(UserError, match=r"no input for 0 s from .*5\.wav.*then resume"):
+        run_training.main(command(corpus, tmp_path, "--num_workers", 1, "--input_timeout", 0.2))
+    hanging.set()
 
 
 def test_pre_allocation_changes_nothing(corpus, straight, tmp_path):

@@ -15,7 +15,7 @@ def test_explosion_needs_a_row_of_updates_far_beyond_the_usual():
     guard = GradientNormGuard(factor=10, patience=3)
     assert [guard.verdict(norm) for norm in [1.0] * 15 + [3.0] * 10] == [None] * 25
     for norm in (50.0, 60.0, 2.0, 50.0, 60.0):  # one usual update in between starts the count again
-        assert guard.verdict(norm) is None
+        assert guard.verdict(norm) is None and guard.exploding == (norm > 10)
     verdict = guard.verdict(70.0)
     assert "50 to 70 in the last 3 updates" in verdict and "10 times the usual 1 " in verdict
 

@@ -80,8 +80,12 @@ def test_a_machine_that_is_too_small(monkeypatch):
     plan = Plan("a run", memory=[Part("weights", 4e9, "")])
     plan.check_memory(2)
     assert not plan.problems
+    assert not plan.notes
     plan.check_memory(3)
-    assert "12.00 GB (3 processes)" in plan.problems[0]
+    assert not plan.problems and "2 of 3 processes" in plan.notes[0]
+    plan.memory.append(Part("moments", 8e9, ""))
+    plan.check_memory(1)
+    assert "a process takes 12.00 GB" in plan.problems[0]
 
 
 def test_time_is_examples_by_throughput():

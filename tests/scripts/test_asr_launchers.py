@@ -298,6 +298,23 @@ def test_processes_share_the_cores(fake: dict):
     assert "torch.distributed.run --standalone --nproc_per_node=2 -m jasper_pt.run_training" in calls(fake)[1]
 
 
+def test_restarts_and_several_machines():
+    (command,) = commands(dry("train.sh", NUM_GPUS=1, MAX_RESTARTS=3).stdout)
+    assert command[1:6] == ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1", "--max_restarts=3"]
+    meeting = {"NNODES": "1:2", "RDZV_ENDPOINT": "host:29400", "RDZV_ID": "job7"}
+    result = dry("train.sh", NUM_GPUS=4, MAX_RESTARTS=3, **meeting)
+    (command,) = commands(result.stdout)
+    words = (
+        "--nnodes=1:2 --nproc_per_node=4 --max_restarts=3 --rdzv_backend=c10d --rdzv_endpoint=host:29400 --rdzv_id=job7"
+    )
+    assert command[3:9] == words.split()
+    assert "x 8 processes" in result.stdout and flags(command)["global_batch_size"] == str(72 * 2 * 8)
+    assert "global_batch_size" not in only_flags(dry("train.sh", **meeting | {"NNODES": 2}))
+    refused = bash("train.sh", "--dry-run", NNODES=2)
+    assert refused.returncode == 1 and "NNODES=2 needs RDZV_ENDPOINT=HOST:PORT" in refused.stderr
+    assert "NNODES is a number of machines" in bash("train.sh", "--dry-run", NNODES="two").stderr
+
+
 def test_the_starter_may_be_replaced():
     (command,) = commands(dry("train.sh", DISTRIBUTED="-m torch.distributed.run --nnodes=2").stdout)
     assert command[1:6] == ["-m", "torch.distributed.run", "--nnodes=2", "-m", "jasper_pt.run_training"]
