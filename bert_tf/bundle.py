@@ -1,9 +1,9 @@
 """The index of TensorFlow's checkpoints, checked before TensorFlow opens it; no TensorFlow operation here.
 
 TensorFlow's reader ends the whole process at an entry it cannot parse, and allocates what a shape promises. An index
-(tensorflow/core/util/tensor_bundle) is a table of LevelDB's form, https://github.com/google/leveldb, doc/table_format.md:
-blocks of sorted entries, one block that lists these, a footer. The first entry, of the empty key, is a BundleHeaderProto,
-the others are BundleEntryProtos by the names of tensors.
+(tensorflow/core/util/tensor_bundle) is a table of LevelDB's form (https://github.com/google/leveldb,
+doc/table_format.md): blocks of sorted entries, one block that lists these, a footer. The first entry, of the empty
+key, is a BundleHeaderProto, the others are BundleEntryProtos by the names of tensors.
 """
 
 import math

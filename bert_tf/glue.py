@@ -312,7 +312,7 @@ def _json_cells(line: str, place: str) -> Callable[[Column], str]:
 def _known_label(task: Task, text: str, place: str) -> str:
     if task.labels is None:
         try:
-            if math.isfinite(float(text)):
+            if abs(float(text)) <= np.finfo(np.float32).max:  # not so for NaN
                 return text
         except ValueError:
             pass

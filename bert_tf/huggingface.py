@@ -279,7 +279,7 @@ def _files(path: Path) -> tuple[list[Path], dict[Path, set[str]]]:
 @contextlib.contextmanager
 def _opened(file: Path) -> Iterator[safe_open]:
     """Opens one file; the library checks every size of its header against the file's own."""
-    if not file.is_file():
+    if not os.path.isfile(file):
         raise UserError(f"there is no file {file}")
     try:
         with safe_open(file, framework="numpy") as tensors:

@@ -69,6 +69,8 @@ class BertConfig:
             good = isinstance(value, field.type) or (field.type is float and isinstance(value, int))
             if not good or isinstance(value, bool):
                 raise UserError(f"bert config: {field.name} must be {field.type.__name__}, got {value!r}")
+            if field.type in (int, float) and not abs(value) < 1 << 31:  # not so for NaN
+                raise UserError(f"bert config: {field.name} must be a number below 2^31, got {value}")
             if field.type is int and value <= 0:
                 raise UserError(f"bert config: {field.name} must be positive, got {value}")
             if field.name.endswith("_prob") and not 0 <= value < 1:

@@ -398,7 +398,7 @@ def read_manifest(directory: str | os.PathLike) -> dict | None:
         return None
     for name, entry in manifest["files"].items():
         file = directory / name
-        if not file.is_file():
+        if not os.path.isfile(file):
             raise UserError(f"{file}: missing, but listed in {MANIFEST}; create the records again")
         size = file.stat().st_size
         if size != entry["bytes"]:

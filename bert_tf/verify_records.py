@@ -13,6 +13,7 @@ S max_seq_length, P max_predictions_per_seq, R records looked at together.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -252,7 +253,7 @@ def check_file(check: FileCheck) -> FileReport:
     """Reads a file to its end, or to the first frame that is damaged."""
     path, entry, expected = check
     tally = _Tally(path, expected)
-    if not path.is_file():
+    if not os.path.isfile(path):
         tally.fault(f"missing, but listed in {MANIFEST}")
         return tally.report()
     size = path.stat().st_size
@@ -323,7 +324,7 @@ def verify_folders(folders: Sequence[Path], vocab: dict[str, int] | None, worker
 
 
 def _size(check: FileCheck) -> int:
-    return check.path.stat().st_size if check.path.is_file() else 0
+    return check.path.stat().st_size if os.path.isfile(check.path) else 0
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -8,6 +8,7 @@ full transcript would teach the wrong alignment.
 import io
 import os
 import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -27,6 +28,8 @@ LOSSY_TOLERANCE = 0.5  # s
 # not seek back to fill it in: such a file is whole.
 WAV_DATA_SIZE = re.compile(r"^data : (\d+) \(should be (\d+)\)", re.MULTILINE)
 UNKNOWN_WAV_SIZE = 0xFFFF_0000
+MAX_AMPLITUDE = 2.0**32  # of float samples, which some programs scale as integers; beyond it their powers overflow
+BLOCK_VALUES = 1 << 22  # decoded at a time, over all channels: 16 MB
 
 Source = str | os.PathLike | bytes
 
@@ -58,25 +61,42 @@ def read_audio(
     offset.
     """
     with _opened(source) as file:
-        start = round(offset * file.samplerate)
-        if not 0 <= start < file.frames:
+        position = offset * file.samplerate  # perhaps infinite, or NaN
+        start = round(position) if 0 <= position < file.frames else file.frames
+        if start == file.frames:
             raise UserError(f"{_name(source)}: offset {offset} s is not within its {_seconds(file):.3f} s")
         wanted = file.frames - start
         if duration is not None:
-            wanted = min(wanted, round(duration * file.samplerate))
-            if wanted <= 0:
+            wanted = round(min(duration * file.samplerate, wanted)) if duration > 0 else 0
+            if not wanted:
                 raise UserError(f"{_name(source)}: a duration of {duration} s leaves no samples")
         file.seek(start)
-        samples = file.read(wanted, dtype="float32", always_2d=True)  # [n, channels]
-        missing = wanted - len(samples)
+        mono = _read_mono(file, wanted)
+        missing = wanted - len(mono)
         tolerance = round(LOSSY_TOLERANCE * file.samplerate) if LOSSY_SUBTYPES.match(file.subtype) else 0
-        if missing > tolerance or not len(samples):
-            raise _cut_off(source, _seconds(file), (start + len(samples)) / file.samplerate)
+        if missing > tolerance or not len(mono):
+            raise _cut_off(source, _seconds(file), (start + len(mono)) / file.samplerate)
         file_rate = file.samplerate
-    mono = samples.mean(axis=1, dtype=np.float32)
-    if not np.isfinite(mono).all():
-        raise UserError(f"{_name(source)}: holds NaN or infinite samples; make it anew from its source")
+    if not np.abs(mono).max() <= MAX_AMPLITUDE:  # not so for NaN
+        raise UserError(f"{_name(source)}: holds NaN or infinite samples, or absurd ones; make it anew from its source")
     return resample(mono, file_rate, sample_rate)
+
+
+def _read_mono(file: soundfile.SoundFile, wanted: int) -> np.ndarray:
+    """The next samples [N] float32, channels averaged; N below wanted where the file ends early.
+
+    Block by block, so that a header that promises years of sound takes no memory.
+    """
+    blocks = []
+    while wanted > 0:
+        asked = min(wanted, max(BLOCK_VALUES // file.channels, 1))
+        samples = file.read(asked, dtype="float32", always_2d=True)  # [n, channels]
+        with np.errstate(invalid="ignore", over="ignore"):  # what comes of it is refused later
+            blocks.append(samples.mean(axis=1, dtype=np.float32))
+        wanted -= asked
+        if len(samples) < asked:
+            break
+    return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
 
 
 def resample(samples: np.ndarray, from_rate: float, to_rate: float) -> np.ndarray:
@@ -95,6 +115,8 @@ def _opened(source: Source) -> Iterator[soundfile.SoundFile]:
     """An open file with a believable header. Raises UserError otherwise, and for damage found while it is read."""
     name = _name(source)
     try:
+        if not isinstance(source, bytes) and stat.S_IFMT(os.stat(source).st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+            raise UserError(f"{name}: is a device or a pipe, which may never end; give a file")
         # By descriptor: given a name, soundfile and libsndfile take some suffixes for the format.
         with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb", buffering=0) as stream:
             if not stream.read(1):
@@ -106,6 +128,8 @@ def _opened(source: Source) -> Iterator[soundfile.SoundFile]:
                 yield file
     except OSError as error:
         raise UserError(f"cannot read {name}: {error.strerror}") from error
+    except ValueError as error:  # a NUL in the name
+        raise UserError(f"cannot read {name!r}: {error}") from error
     except soundfile.LibsndfileError as error:
         raise UserError(f"{name}: {_cause(error)}") from error
 

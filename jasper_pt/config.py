@@ -10,9 +10,11 @@ Units: durations in seconds, frequencies in Hz unless "bins", masks in feature f
 """
 
 import ast
+import collections
 import dataclasses
 import difflib
 import math
+import os
 import re
 import types
 import typing
@@ -27,6 +29,10 @@ from runkit.errors import UserError
 CONFIG_DIR = Path(__file__).resolve().parents[1] / "configs" / "asr"
 MODEL_SECTIONS = ("quartznet", "jasper")
 BLANK = "<BLANK>"
+MAX_WINDOW = 10.0  # s
+MAX_BYTES = 1 << 20  # of a file; the published ones have 4 kB, and this reader takes some 10 s a MB
+MAX_VALUES = 100_000  # in a file, all aliases written out
+MAX_DIGITS = 100
 
 # YAML key where it differs from the field's name.
 _KEYS = {"audio": "audio_dataset", "features": "filterbank_features"}
@@ -44,7 +50,7 @@ class SpeedPerturbation:
     rng: None = None  # published, always null
 
     def __post_init__(self):
-        _require(0 < self.min_rate <= self.max_rate, "0 < min_rate <= max_rate is needed")
+        _require(0 < self.min_rate <= self.max_rate < math.inf, "0 < min_rate <= max_rate is needed")
         _require_probability(self.p)
 
 
@@ -58,7 +64,10 @@ class GainPerturbation:
     rng: None = None
 
     def __post_init__(self):
-        _require(self.min_gain_dbfs <= self.max_gain_dbfs, "min_gain_dbfs is greater than max_gain_dbfs")
+        _require(
+            -math.inf < self.min_gain_dbfs <= self.max_gain_dbfs < math.inf,
+            "numbers are needed, and min_gain_dbfs must not be greater than max_gain_dbfs",
+        )
         _require_probability(self.p)
 
 
@@ -72,7 +81,10 @@ class ShiftPerturbation:
     rng: None = None
 
     def __post_init__(self):
-        _require(self.min_shift_ms <= self.max_shift_ms, "min_shift_ms is greater than max_shift_ms")
+        _require(
+            -math.inf < self.min_shift_ms <= self.max_shift_ms < math.inf,
+            "numbers are needed, and min_shift_ms must not be greater than max_shift_ms",
+        )
         _require_probability(self.p)
 
 
@@ -167,9 +179,13 @@ class FeatureConfig:
 
     def __post_init__(self):
         _require(self.sample_rate > 0, "sample_rate must be positive")
-        _require(0 < self.window_stride <= self.window_size, "0 < window_stride <= window_size is needed")
+        _require(
+            0 < self.window_stride <= self.window_size <= MAX_WINDOW and self.hop_length > 0,
+            f"0 < window_stride <= window_size <= {MAX_WINDOW} (s) is needed, and a stride of one sample at least",
+        )
         _require(self.n_filt > 0 and self.pad_align > 0, "n_filt and pad_align must be positive")
-        _require(self.dither >= 0, "dither must not be negative")
+        _require(0 <= self.dither < math.inf, "dither must be a number, and not negative")
+        _require(self.preemph is None or math.isfinite(self.preemph), "preemph must be a number")
         _require(
             self.n_fft is None or self.n_fft >= self.win_length,
             f"n_fft must not be shorter than the window of {self.win_length} samples",
@@ -239,6 +255,7 @@ class BlockConfig:
     def __post_init__(self):
         for key in ("filters", "kernel_size", "repeat", "kernel_size_factor", "stride", "dilation", "groups"):
             _require(getattr(self, key) > 0, f"{key} must be positive")
+        _require(self.kernel_size * self.kernel_size_factor < 1 << 31, "kernel_size * kernel_size_factor is too large")
         _require(0 <= self.dropout < 1, "dropout must be in [0, 1)")
         _require(self.stride == 1 or self.dilation == 1, "stride and dilation cannot both be greater than 1")
         _require(self.residual or not self.residual_dense, "residual_dense needs residual: true")
@@ -294,7 +311,7 @@ class Config:
 
     def __post_init__(self):
         _require(re.fullmatch(r"[\w.-]+", self.name), f"name {self.name!r} must be letters, digits, '_', '.' and '-'")
-        repeated = sorted({label for label in self.labels if self.labels.count(label) > 1})
+        repeated = sorted(label for label, count in collections.Counter(self.labels).items() if count > 1)
         _require(len(self.labels) > 0 and not repeated, f"labels must be given once each; repeated or none: {repeated}")
         _require("" not in self.labels and BLANK not in self.labels, f"labels must not hold '' or {BLANK}")
         for name in ("input_train", "input_val"):
@@ -386,7 +403,37 @@ def resolve_config_path(path: str | Path) -> Path:
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses repeated keys and reads 1e-5 as a number (YAML 1.2)."""
+    """SafeLoader that refuses repeated keys and reads 1e-5 as a number (YAML 1.2).
+
+    It also refuses aliases that stand for more than MAX_VALUES ("billion laughs") or for themselves, numbers of over
+    MAX_DIGITS, and halves of surrogate pairs.
+    """
+
+    def __init__(self, stream):
+        super().__init__(stream)
+        self._sizes: dict[int, int] = {}  # of finished nodes by id(), aliases written out
+
+    def compose_node(self, parent, index):
+        is_alias, mark = self.check_event(yaml.AliasEvent), self.peek_event().start_mark
+        node = super().compose_node(parent, index)
+        if is_alias:
+            if id(node) not in self._sizes:
+                raise yaml.composer.ComposerError(None, None, "an alias of what it is a part of", mark)
+            return node
+        parts = node.value if isinstance(node, yaml.CollectionNode) else []
+        children = [child for part in parts for child in (part if isinstance(part, tuple) else (part,))]
+        self._sizes[id(node)] = 1 + sum(self._sizes[id(child)] for child in children)
+        if self._sizes[id(node)] > MAX_VALUES:
+            raise yaml.composer.ComposerError(None, None, f"more than {MAX_VALUES} values, all aliases counted", mark)
+        return node
+
+    def compose_scalar_node(self, anchor):
+        node = super().compose_scalar_node(anchor)
+        if node.tag == "tag:yaml.org,2002:int" and len(node.value) > MAX_DIGITS:
+            raise yaml.composer.ComposerError(None, None, f"a number of {len(node.value)} digits", node.start_mark)
+        if re.search("[\ud800-\udfff]", node.value):
+            raise yaml.composer.ComposerError(None, None, "half of a surrogate pair, no character", node.start_mark)
+        return node
 
     def compose_mapping_node(self, anchor):
         node = super().compose_mapping_node(anchor)
@@ -406,6 +453,8 @@ _Loader.add_implicit_resolver(
 
 def _read_with_base(path: Path, chain: tuple[Path, ...]) -> dict:
     try:
+        if path.stat().st_size > MAX_BYTES:
+            raise UserError(f"{path}: has {path.stat().st_size} bytes; a model config has at most {MAX_BYTES}")
         raw = yaml.load(path.read_text(encoding="utf-8-sig"), Loader=_Loader)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
@@ -417,13 +466,19 @@ def _read_with_base(path: Path, chain: tuple[Path, ...]) -> dict:
         raise UserError(f"{path}{where}: {error.problem}") from error
     except yaml.YAMLError as error:
         raise UserError(f"{path}: {error}") from error
+    except (ValueError, OverflowError, LookupError, AttributeError, TypeError) as error:
+        # What PyYAML raises where a text does not fit its tag: 2001-99-99, 0x, !!bool x, !!timestamp x.
+        raise UserError(f"{path}: a value does not fit its type ({error})") from error
+    except RecursionError as error:
+        raise UserError(f"{path}: its lists or mappings are nested too deeply") from error
     if not isinstance(raw, dict):
         raise UserError(f"{path}: expected a mapping of keys, got {type(raw).__name__}")
     if "base" not in raw:
         return raw
     base = path.parent / str(raw.pop("base"))
-    if base.resolve() in chain or not base.is_file():
-        raise UserError(f"{path}: base {base} {'leads back here' if base.is_file() else 'does not exist'}")
+    exists = os.path.isfile(base)  # False for a name that cannot be one, too
+    if not exists or base.resolve() in chain:
+        raise UserError(f"{path}: base {base} {'leads back here' if exists else 'does not exist'}")
     merged = _independent(_read_with_base(base, (*chain, path.resolve())))
     differences = raw.pop("overrides", {})
     if raw or not isinstance(differences, dict):
@@ -451,7 +506,7 @@ def _split_override(override: str) -> tuple[str, Any]:
         return key, words[text.lower()]
     try:
         return key, ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return key, text
 
 
@@ -583,8 +638,11 @@ def _fits(kind: Any, value: Any) -> bool:
     if kind is types.NoneType:
         return value is None
     if kind in (int, float):
-        number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
-        return number and (kind is float or float(value).is_integer())
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        if kind is float and isinstance(value, float):
+            return not math.isnan(value)
+        return abs(value) < 1 << 63 and (kind is float or float(value).is_integer())
     return isinstance(value, kind)
 
 

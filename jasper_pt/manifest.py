@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from jasper_pt.audio import AudioInfo, audio_info
 from runkit.errors import UserError
-from runkit.files import atomic_open, read_lines
+from runkit.files import atomic_open, parse_json, read_lines
 
 N_THREADS = 8  # reading headers is waiting for the disk
 DURATION_TOLERANCE = 0.1  # s; durations in manifests are rounded, those of lossy files are estimates
@@ -68,7 +68,7 @@ def _entries(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     first = next((line.lstrip() for line in lines if line.strip()), "")
     if first.startswith("["):
         try:
-            entries = json.loads("\n".join(lines))
+            entries = parse_json("\n".join(lines))
         except json.JSONDecodeError as error:
             raise UserError(f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from error
         places = (f"{path}: entry {number}" for number in range(1, len(entries) + 1))
@@ -78,7 +78,7 @@ def _entries(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             if not line.strip():
                 continue
             try:
-                entries.append(json.loads(line))
+                entries.append(parse_json(line))
             except json.JSONDecodeError as error:
                 raise UserError(
                     f"{path}:{number}: not valid JSON: {error.msg} (column {error.colno}); a manifest is one JSON "
@@ -109,7 +109,7 @@ def _utterance(entry: dict[str, Any], where: str, root: Path) -> Utterance:
         durations = [duration] = [_duration(entry.get("duration"))]
         sample_rate = entry.get("sample_rate")
     offset = _number(entry.get("offset") or 0.0)
-    if not offset >= 0:
+    if not 0 <= offset < math.inf:
         raise UserError(f"{where}: 'offset' is {entry['offset']!r}, not a number of seconds")
     paths = [root / name for name in names]
     return Utterance(
@@ -125,7 +125,10 @@ def _utterance(entry: dict[str, Any], where: str, root: Path) -> Utterance:
 
 def _transcript(entry: dict[str, Any], where: str, root: Path) -> str:
     if "text_filepath" in entry and "transcript" not in entry and "text" not in entry:
-        return " ".join(read_lines(root / _text(entry, ("text_filepath",), where)))
+        path = root / _text(entry, ("text_filepath",), where)
+        if not os.path.isfile(path):  # a device or a pipe might never end
+            raise UserError(f"{where}: there is no file {os.fspath(path)!r}, its 'text_filepath'")
+        return " ".join(read_lines(path))
     return _text(entry, ("transcript", "text"), where)
 
 
@@ -144,7 +147,7 @@ def _number(value: Any) -> float:
     """A number, or a string that is one; NaN otherwise."""
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return math.nan
 
 

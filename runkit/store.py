@@ -123,7 +123,7 @@ class CheckpointFiles:
             raise UserError(f"{self.manifest(name)} is the manifest of {manifest['prefix']}")
         for file, expected in manifest["files"].items():
             path = self.directory / file
-            if not path.is_file():
+            if not os.path.isfile(path):
                 raise UserError(f"{path} is missing")
             if path.stat().st_size != expected["bytes"]:
                 raise UserError(f"{path} is damaged: {path.stat().st_size} bytes instead of {expected['bytes']}")
@@ -373,9 +373,19 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             pass
         case _:
             raise UserError(f"{path} is not the manifest of a checkpoint")
+    if not all(map(_is_described, files.values())):
+        raise UserError(f"{path} is not the manifest of a checkpoint")
     if any(name != os.path.basename(name) for name in [prefix, *files]):
         raise UserError(f"{path} lists files outside its folder")
     return contents
+
+
+def _is_described(entry: Any) -> bool:
+    """Whether a manifest says of a file how large it is, and its checksum."""
+    match entry:
+        case {"bytes": int(), "sha256": str()}:
+            return True
+    return False
 
 
 def _digest(contents: dict[str, Any]) -> str:
