@@ -19,8 +19,8 @@ import tensorflow as tf
 
 from runkit.errors import UserError
 
-# Set by horovodrun, Open MPI and MPICH for each process they start.
-_LAUNCHER_SIZES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+# Set by horovodrun, Open MPI, MPICH and srun for each process they start.
+_LAUNCHER_SIZES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 _FLOAT32_EXPONENT_BIAS = 127
 # Seconds without an answer of one process after which the others give up. More than any work that one of them does
 # alone, such as making features.

@@ -11,24 +11,8 @@ parse_common "$@"
 export DRY_RUN
 cd "$ROOT"
 
-# What tests on several processes need of the system: a compiler and MPI for Horovod, a one-node Slurm. Root on Debian and
-# Ubuntu gets them here; elsewhere these tests skip and say what is missing.
-install_system_packages() {
-    local commands=(g++ make mpirun mpicxx slurmctld slurmd munged) packages=(g++ make openmpi-bin libopenmpi-dev slurm-wlm munge)
-    local command missing=false
-    for command in "${commands[@]}"; do
-        command -v "$command" >/dev/null || [[ -x /usr/sbin/$command ]] || missing=true
-    done
-    [[ $missing == true && $EUID == 0 ]] && command -v apt-get >/dev/null || return 0
-    log "== system packages: ${packages[*]}"
-    if ! { run apt-get -qq update && DEBIAN_FRONTEND=noninteractive run apt-get -qq install --no-install-recommends \
-        "${packages[@]}"; } >"$ROOT/.venv/apt.log" 2>&1; then
-        log "apt-get failed (.venv/apt.log): tests that need them will skip"
-    fi
-}
-
 bash scripts/setup.sh dev
-[[ $DRY_RUN == true ]] || install_system_packages
+bash scripts/install_test_packages.sh
 bash scripts/install_horovod.sh --cpu || log "no Horovod: tests of several BERT processes will skip"
 find_bert_python
 find_asr_python

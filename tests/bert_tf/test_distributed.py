@@ -86,7 +86,7 @@ def on_all_ranks(world, work):
 # ------------------------------------------------------------------------------------------- a single process
 @pytest.fixture
 def no_launcher(monkeypatch):
-    for variable in ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+    for variable in distributed._LAUNCHER_SIZES:
         monkeypatch.delenv(variable, raising=False)
 
 
@@ -126,7 +126,7 @@ def test_missing_horovod_names_the_installer(monkeypatch):
         distributed.launch(True, lambda group: group)
 
 
-@pytest.mark.parametrize("variable", ["HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+@pytest.mark.parametrize("variable", distributed._LAUNCHER_SIZES)
 def test_launched_without_horovod_is_refused(no_launcher, monkeypatch, variable):
     monkeypatch.setenv(variable, "1")
     assert distributed.launch(False, lambda group: group).size == 1

@@ -96,7 +96,7 @@ def pytest_calls(*words: str, cwd: Path) -> dict[str, str]:
     result = bash("scripts/test.sh", "--dry-run", *words, cwd=cwd)
     assert result.returncode == 0, result.stderr
     assert "ruff check" in result.stdout and "scripts/lib.sh" in result.stdout
-    return dict(re.findall(r"/\.venv/(\w+)/bin/python -m pytest -n 2 (.*)", result.stdout))
+    return dict(re.findall(r"/\.venv/(\w+)/bin/python -m pytest -n 2 --dist loadgroup (.*)", result.stdout))
 
 
 def test_tests_run_where_their_packages_are(tmp_path: Path):
@@ -117,7 +117,8 @@ def fake_tree(tmp_path: Path, reports: dict[str, tuple[str, int]]) -> Path:
     for name in ("lib.sh", "test.sh"):
         (tmp_path / "scripts").mkdir(exist_ok=True)
         shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts")
-    (tmp_path / "scripts" / "setup.sh").write_text("", encoding="utf-8")
+    for name in ("setup.sh", "install_test_packages.sh", "install_horovod.sh"):
+        (tmp_path / "scripts" / name).write_text("", encoding="utf-8")
     (tmp_path / "tests" / "jasper_pt").mkdir(parents=True)
     tools = {"dev/bin/ruff": "", "dev/bin/shellcheck": ""}
     for environment, (report, status) in reports.items():

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts"
 LAUNCHERS = sorted(SCRIPTS.glob("run_pretraining_*.sh"))
-SOURCED = {"lib.sh", "bert.sh", "pretraining.sh", "finetuning.sh", "finetune_benchmark.sh", "asr.sh"}
+SOURCED = {"lib.sh", "bert.sh", "pretraining.sh", "finetuning.sh", "finetune_benchmark.sh", "asr.sh", "slurm.sh"}
 COMMANDS = sorted(path for path in SCRIPTS.glob("*.sh") if path.name not in SOURCED)
 # A shorter run on one GPU: 72 updates, then 8 * (4 * 2) / (2 * 4) = 8.
 WORDS = "4 2 8 1e-3 5.50e-4 fp32 false 1 3 2 80 5 2 4 tiny".split()
