@@ -36,6 +36,7 @@ def test_sharding_and_records_run_on_all_tasks(tmp_path, text):
     assert "job 7: 64 tasks on n[1-2]" in result.stdout
     spread = [line for line in result.stdout.splitlines() if line.startswith("srun --mpi=pmix -n 64 ")]
     assert [line.split(" -m ")[1].split()[0] for line in spread] == [
+        "data.text",
         "data.sharding",
         *["bert_tf.create_pretraining_data"] * 4,
     ]
