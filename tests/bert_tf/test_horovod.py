@@ -20,7 +20,7 @@ from bert_tf import checkpoint
 from runkit.log import read_log
 from tests.bert_tf import test_run_classifier, test_run_squad
 from tests.bert_tf.test_run_classifier import files as tasks  # noqa: F401 (a fixture)
-from tests.bert_tf.test_run_pretraining import arguments, data, settings  # noqa: F401 (data: a fixture)
+from tests.bert_tf.test_run_pretraining import CONFIG, arguments, data, settings  # noqa: F401 (data: a fixture)
 from tests.bert_tf.test_run_squad import files  # noqa: F401 (a fixture)
 
 pytestmark = [
@@ -133,7 +133,7 @@ def continued(source: Path, step: int, output: Path) -> Path:
     return output
 
 
-def assert_agrees(output: Path, alone: Path, first: int) -> None:  # noqa: F811
+def assert_agrees(output: Path, alone: Path, first: int) -> None:
     """The losses of every update from `first` on, and the scores of the held-out records, are those of one process."""
     expected, found = losses(alone), losses(output)
     assert sorted(found) == list(range(first, 13))
@@ -154,11 +154,12 @@ def test_resume_on_two_processes_keeps_the_global_batch(data, options, alone, tm
     assert config["processes"] == 2 and config["effective_learning_rate"] == 0.01
 
 
-def test_mpirun_gives_the_same_as_one_process(data, options, alone, tmp_path):  # noqa: F811
+@pytest.mark.parametrize("size", [2, 4])
+def test_mpirun_gives_the_same_as_one_process(data, options, alone, tmp_path, size):  # noqa: F811
     if not shutil.which("mpirun"):
         pytest.skip("no mpirun: apt-get install openmpi-bin libopenmpi-dev, then install_horovod.sh --rebuild")
-    command = ["mpirun", "-np", "2", "--oversubscribe", *MAIN]
-    run(command, settings(data, tmp_path, **options | {"train_batch_size": 4}, learning_rate=0.005))
+    command = ["mpirun", "-np", str(size), "--oversubscribe", *MAIN]
+    run(command, settings(data, tmp_path, **options | {"train_batch_size": 8 // size}, learning_rate=0.01 / size))
     assert_agrees(tmp_path, alone, 1)
 
 
@@ -267,3 +268,47 @@ def test_sets_of_a_task_are_scored_on_two_processes(tasks, tmp_path):  # noqa: F
     for key in ("eval_accuracy", "eval_accuracy_mismatched"):
         assert found[key] == expected[key]
     np.testing.assert_allclose(found["eval_loss"], expected["eval_loss"], rtol=1e-5)
+
+
+# ----------------------------------------------------------------------------------------- cases on two processes
+def refused(values: dict[str, str]) -> str:
+    process = start(horovodrun(2), values)
+    try:
+        printed, _ = process.communicate(timeout=TIMEOUT)
+    finally:
+        kill_group(process)
+    assert process.returncode != 0, printed
+    return printed
+
+
+def test_case_l01_all_processes_stop_together_with_a_diagnosis(data, options, tmp_path):  # noqa: F811
+    printed = refused(settings(data, tmp_path, **options | {"num_accumulation_steps": 1}, learning_rate=1e30,
+                               optimizer_type="adam", num_warmup_steps=0, nonfinite_patience=3))  # fmt: skip
+    assert "the last 3 updates in a row were not finite" in printed
+    for rank in range(2):
+        line = next(line for line in printed.splitlines() if f"rank {rank}: loss not finite" in line)
+        assert line.count("part.tfrecord:") == 8  # the records of its micro-batch
+    (path,) = tmp_path.glob("model.ckpt-*.index")
+    assert all(np.isfinite(value).all() for value in checkpoint.read_tensors(path.with_suffix("")).values())
+
+
+def test_case_p04_records_of_another_shape_are_refused_at_the_start(data, options, shared, tmp_path):  # noqa: F811
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "seq16_pred4.tfrecord").symlink_to(shared / "cases/P04/seq16_pred4.tfrecord")
+    case = json.loads((shared / "cases/P04/settings.json").read_text())
+    printed = refused(settings(data, tmp_path / "out", input_files_dir=tmp_path / "records", **options | case))
+    for word in json.loads((shared / "cases/P04/expected.json").read_text())["error_mentions"]:
+        assert word in printed
+
+
+def test_case_l05_one_shard_of_five_records(data, shared, tmp_path):  # noqa: F811
+    """Both processes make every update and end together; each record is scored once."""
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "shard_0.tfrecord").symlink_to(shared / "cases/L05/shard_0.tfrecord")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": 2100}))
+    values = settings(data, tmp_path / "out", input_files_dir=tmp_path / "records", eval_files_dir=tmp_path / "records",
+                      bert_config_file=tmp_path / "config.json", max_seq_length=16, max_predictions_per_seq=4,
+                      train_batch_size=2, eval_batch_size=2, num_train_steps=8)  # fmt: skip
+    run(horovodrun(2), values)
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["steps"] == 8 and summary["eval_examples"] == 5
