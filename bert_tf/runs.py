@@ -370,8 +370,8 @@ def _give_up(
         raise UserError(f"{verdict}; see the root's message")
     kept = f"The state of step {saved} is saved: go on from it" if saved else "Nothing was saved yet: start again"
     remedy = (
-        f"{kept} with a lower learning_rate or a longer warm-up (and, with fp16, perhaps bf16 or fp32); if it happens at "
-        "the very start, check the input records named above and the initial checkpoint"
+        f"{kept} with a lower learning_rate or a longer warm-up (and, with fp16, perhaps bf16 or fp32); if it happens "
+        "at the very start, check the input records named above and the initial checkpoint"
     )
     raise UserError(guards.diagnosis(verdict, processes, remedy))
 

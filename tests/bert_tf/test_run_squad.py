@@ -1,8 +1,8 @@
 """The SQuAD main end to end with a tiny model: training, answers, scores, kill -9 and resume, refusals."""
 
 import json
-import re
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -221,7 +221,7 @@ def test_a_resume_with_other_data_or_batch_is_refused(trained, files, tmp_path, 
     with pytest.raises(UserError, match="trained with training_features"):
         run_here(run_squad, run | {"train_file": tmp_path / "other.json"})
     assert (copy / "train.tf_record").read_bytes() == features
-    with pytest.raises(UserError, match="global batch of 8 sequences.* makes 16 on"):
+    with pytest.raises(UserError, match=r"global batch of 8 sequences.* makes 16 on"):
         run_here(run_squad, run | {"train_batch_size": 16})
     with pytest.raises(UserError, match="started from random weights"):
         run_here(run_squad, run | {"init_checkpoint": trained})
