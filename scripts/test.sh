@@ -28,7 +28,7 @@ run .venv/dev/bin/shellcheck "${shells[@]}"
 log "${#shells[@]} scripts"
 
 # Tests of speech run in .venv/asr, all others in .venv/bert. A word that is no path of a test is pytest's.
-asr_paths=(tests/jasper_pt tests/fuzz/jasper_pt tests/data/test_{librispeech,embedded_speech}*.py)
+asr_paths=(tests/jasper_pt tests/fuzz/jasper_pt tests/chaos/test_chaos_asr.py tests/data/test_{librispeech,embedded_speech}*.py)
 options=() paths=() bert_tests=() asr_tests=() left_out=()
 for word in "${ARGS[@]}"; do
     path=${word#"$ROOT"/}

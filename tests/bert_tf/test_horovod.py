@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,8 @@ import pytest
 
 from bert_tf import checkpoint
 from runkit.log import read_log
+from runkit.store import CheckpointStore
+from tests import processes
 from tests.bert_tf import test_run_classifier, test_run_squad
 from tests.bert_tf.test_run_classifier import files as tasks  # noqa: F401 (a fixture)
 from tests.bert_tf.test_run_pretraining import CONFIG, arguments, data, settings  # noqa: F401 (data: a fixture)
@@ -33,7 +34,6 @@ pytestmark = [
 ROOT = Path(__file__).resolve().parents[2]
 MAIN = [sys.executable, str(ROOT / "bert_tf" / "run_pretraining.py"), "--horovod"]
 BIN = Path(sys.executable).parent
-TIMEOUT = 240  # seconds; a run takes ten
 
 
 def environment() -> dict[str, str]:
@@ -47,52 +47,27 @@ def horovodrun(size: int) -> list[str]:
 
 
 def start(command: list[str], values: dict[str, str]) -> subprocess.Popen:
-    return subprocess.Popen(
-        [*command, *arguments(values)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(), start_new_session=True,
-    )  # fmt: skip
+    return processes.start([*command, *arguments(values)], environment())
 
 
 def run(command: list[str], values: dict[str, str]) -> str:
     process = start(command, values)
     try:
-        output, _ = process.communicate(timeout=TIMEOUT)
+        output, _ = process.communicate(timeout=processes.TIMEOUT)
     finally:
-        kill_group(process)
+        processes.kill_group(process)
     assert process.returncode == 0, output
     return output
 
 
-def kill_group(process: subprocess.Popen) -> None:
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
 def worker_pids(output: Path) -> list[int]:
-    """The training processes of a run, by their command lines."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if f"--output_dir={output}".encode() in words and words[1:2] == [MAIN[1].encode()]:
-            found.append(int(entry.name))
-    return sorted(found)
+    return processes.workers(MAIN[1], output)
 
 
 def wait_for_step(process: subprocess.Popen, output: Path, step: int) -> None:
     """Returns when a checkpoint of that step or a later one is there."""
-    deadline = time.monotonic() + TIMEOUT
-    while time.monotonic() < deadline:
-        steps = [int(path.name.split("-")[1].split(".")[0]) for path in output.glob("model.ckpt-*.manifest.json")]
-        if steps and max(steps) >= step:
-            return
-        if process.poll() is not None:
-            pytest.fail(f"ended before step {step}: {process.stdout.read()}")
-        time.sleep(0.02)
-    pytest.fail(f"no step {step} within {TIMEOUT} s")
+    store = CheckpointStore(output)
+    processes.wait_for(lambda: max(store.steps(), default=-1) >= step, process, f"step {step}")
 
 
 def losses(output: Path) -> dict[int, float]:
@@ -166,12 +141,12 @@ def test_mpirun_gives_the_same_as_one_process(data, options, alone, tmp_path, si
 def test_other_global_batch_is_refused(data, options, alone, tmp_path):  # noqa: F811
     output = continued(alone, 4, tmp_path / "other")
     process = start(MAIN[:2], settings(data, output, **options | {"num_accumulation_steps": 2}))
-    printed, _ = process.communicate(timeout=TIMEOUT)
+    printed, _ = process.communicate(timeout=processes.TIMEOUT)
     assert process.returncode == 2 and "global batch of 24 sequences" in printed
     process = start(
         horovodrun(2), settings(data, output, **options | {"train_batch_size": 24, "num_accumulation_steps": 1})
     )
-    printed, _ = process.communicate(timeout=TIMEOUT)
+    printed, _ = process.communicate(timeout=processes.TIMEOUT)
     assert process.returncode != 0 and "2 processes for 1 micro-batches of 24" in printed
 
 
@@ -185,7 +160,7 @@ def test_a_killed_process_ends_the_job_and_a_resume_loses_nothing(data, options,
         os.kill(worker_pids(killed)[1], signal.SIGKILL)
         process.communicate(timeout=60)  # the other is ended by the launcher, at once
     finally:
-        kill_group(process)
+        processes.kill_group(process)
     assert process.returncode != 0 and not worker_pids(killed)
     run(horovodrun(2), settings(data, killed, **options))
     assert_same(weights(killed, 150), weights(straight, 150))
@@ -197,9 +172,9 @@ def test_a_signal_to_one_process_stops_all_after_a_save(data, options, tmp_path)
     try:
         wait_for_step(process, tmp_path, 20)
         os.kill(worker_pids(tmp_path)[-1], signal.SIGUSR1)
-        printed, _ = process.communicate(timeout=TIMEOUT)
+        printed, _ = process.communicate(timeout=processes.TIMEOUT)
     finally:
-        kill_group(process)
+        processes.kill_group(process)
     assert process.returncode != 0 and "stopped by" in printed
     stopped = int(printed.rsplit("after step ", 1)[1].split()[0])
     assert (tmp_path / f"model.ckpt-{stopped}.manifest.json").exists()
@@ -219,9 +194,9 @@ def test_elastic_goes_on_with_the_process_that_is_left(data, options, tmp_path):
     try:
         wait_for_step(process, elastic, 40)
         os.kill(worker_pids(elastic)[0], signal.SIGKILL)
-        printed, _ = process.communicate(timeout=TIMEOUT)
+        printed, _ = process.communicate(timeout=processes.TIMEOUT)
     finally:
-        kill_group(process)
+        processes.kill_group(process)
     assert "the run was begun on 2 processes, this is 1: the global batch stays 16" in printed
     ours, theirs = losses(elastic), losses(straight)
     assert sorted(ours) == list(range(1, 301))
@@ -274,9 +249,9 @@ def test_sets_of_a_task_are_scored_on_two_processes(tasks, tmp_path):  # noqa: F
 def refused(values: dict[str, str]) -> str:
     process = start(horovodrun(2), values)
     try:
-        printed, _ = process.communicate(timeout=TIMEOUT)
+        printed, _ = process.communicate(timeout=processes.TIMEOUT)
     finally:
-        kill_group(process)
+        processes.kill_group(process)
     assert process.returncode != 0, printed
     return printed
 
