@@ -58,8 +58,8 @@ def job(corpus, tmp_path_factory) -> chaos.Job:  # noqa: F811
     def command(output: Path) -> list[str]:
         flags = f"""--cpu --model_config {corpus}/model.yaml --dataset_dir {corpus} --output_dir {output}
             --seed 1 --resume --train_manifests {corpus}/all.json --val_manifests {dev} --gpu_batch_size 1
-            --global_batch_size 3 --epochs {EPOCHS} --lr 0.01 --ema 0.9 --eval_frequency 1000000 --log_frequency 1 --save_frequency 1000000
-            --save_steps 6 --num_workers 0 --prediction_frequency 0""".split()
+            --global_batch_size 3 --epochs {EPOCHS} --lr 0.01 --ema 0.9 --eval_frequency 1000000
+            --log_frequency 1 --save_frequency 1000000 --save_steps 6 --num_workers 0 --prediction_frequency 0""".split()
         return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
                 "-m", "jasper_pt.run_training", *flags]  # fmt: skip
 
