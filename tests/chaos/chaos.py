@@ -3,19 +3,25 @@
 A job is trained undisturbed, and once more under a random sequence of events: kill -9 of one process or of all, SIGTERM
 or SIGUSR1 to one, the newest checkpoint corrupted, the disk full. After each event the job must end within a limit;
 then the same command goes on. In the end weights, moments and logged losses must be those of the undisturbed run, bit
-for bit, and the folder must hold the same files.
+for bit, and the folder must hold the same files. In a run of its own a process is lost for good, and the one that is
+left has to end it: as the undisturbed one but for rounding.
 """
 
+import contextlib
+import itertools
 import json
 import os
 import random
 import signal
+import statistics
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 
 from runkit.tables import markdown_table
 from tests import processes
@@ -23,6 +29,7 @@ from tests.runkit.small_disk import small_disk
 
 LIMIT = 90  # seconds in which a disturbed job must end
 DISK_KILOBYTES = 65536
+AGREES = 1e-2  # relative: what another number of processes may change by the order of its sums
 
 
 class Job(NamedTuple):
@@ -30,6 +37,7 @@ class Job(NamedTuple):
 
     name: str
     command: Callable[[Path], list[str]]  # of the run in an output folder; the same command starts and resumes it
+    elastic: Callable[[Path], list[list[str]]]  # of the run that outlives a loss: one command, or one a machine
     environment: Mapping[str, str]
     main: str  # the word that marks its training processes
     saved: Callable[[Path], list[int]]  # updates at its published checkpoints, oldest first
@@ -39,7 +47,11 @@ class Job(NamedTuple):
 
 
 class Event(NamedTuple):
-    """A row of the table. updates_lost: logged, but beyond the newest checkpoint when the job had ended."""
+    """What was done, and what came of it.
+
+    ended_after_s: until the launcher had ended the job; where a process was lost for good, until the other went on.
+    updates_lost: logged, but beyond the newest checkpoint by then.
+    """
 
     recipe: str
     event: str
@@ -47,6 +59,7 @@ class Event(NamedTuple):
     ended_after_s: float
     exit_code: int
     updates_lost: int
+    result: str = ""  # the run's in the end, against the undisturbed one
 
 
 def run_to_the_end(job: Job, output: Path) -> str:
@@ -55,7 +68,7 @@ def run_to_the_end(job: Job, output: Path) -> str:
     try:
         printed, _ = process.communicate(timeout=processes.TIMEOUT)
     finally:
-        processes.kill_group(process)
+        end(job, output, process)
     assert process.returncode == 0, printed
     return printed
 
@@ -79,13 +92,12 @@ def disturb(job: Job, output: Path, event: str, rng: random.Random, ballast: Pat
         elif event == "disk full":
             fill(ballast)
         printed, _ = process.communicate(timeout=LIMIT)
+        while left := processes.workers(job.main, output):
+            assert time.monotonic() < began + LIMIT, f"{event}: processes {left} are left running"
+            time.sleep(0.05)
         ended = time.monotonic() - began
     finally:
-        processes.kill_group(process)
-    deadline = time.monotonic() + LIMIT
-    while processes.workers(job.main, output):
-        assert time.monotonic() < deadline, f"{event}: processes are left running"
-        time.sleep(0.05)
+        end(job, output, process)
     assert process.returncode != 0, printed
     if event == "disk full":
         assert "cannot write" in printed and "No space left on device" in printed, printed
@@ -94,6 +106,15 @@ def disturb(job: Job, output: Path, event: str, rng: random.Random, ballast: Pat
     if event in ("SIGTERM", "SIGUSR1"):
         assert saved >= logged, f"{event}: update {logged} was not saved, the newest is {saved}"
     return Event(job.name, event, logged, round(ended, 1), process.returncode, max(0, logged - saved))
+
+
+def end(job: Job, output: Path, *launchers: subprocess.Popen) -> None:
+    """Ends what is left of a run."""
+    for process in launchers:
+        processes.kill_group(process)
+    for pid in processes.workers(job.main, output):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def fill(ballast: Path) -> None:
@@ -119,13 +140,18 @@ def corrupt(job: Job, output: Path, rng: random.Random) -> Event:
 
 
 def chaos(job: Job, folder: Path, kills: int, terms: int, seed: int) -> list[Event]:
-    """The whole sequence; see the module's docstring. Skips where no small disk can be mounted."""
+    """The whole sequence, on a small disk; see the module's docstring. Where none can be mounted, none gets full."""
     rng = random.Random(seed)
     straight, disturbed = folder / "straight", folder / "disk" / "disturbed"
-    with small_disk(folder / "disk", DISK_KILOBYTES):
-        run_to_the_end(job, straight)
+    with contextlib.ExitStack() as stack:
         events = [rng.choice(["kill -9 of one", "kill -9 of all"]) for _ in range(kills)]
-        events += [("SIGTERM", "SIGUSR1")[i % 2] for i in range(terms)] + ["disk full"]
+        events += [("SIGTERM", "SIGUSR1")[i % 2] for i in range(terms)]
+        try:
+            stack.enter_context(small_disk(folder / "disk", DISK_KILOBYTES))
+            events.append("disk full")
+        except pytest.skip.Exception as reason:
+            print(f"no full disk: {reason}", flush=True)
+        run_to_the_end(job, straight)
         rng.shuffle(events)
         events.insert(1 + rng.randrange(len(events)), "corrupted checkpoint")
         table = []
@@ -139,8 +165,63 @@ def chaos(job: Job, folder: Path, kills: int, terms: int, seed: int) -> list[Eve
         assert max(event.at_update for event in table) < max(job.losses(straight)), "it was over before all was done"
         assert "resum" in printed or "going on" in printed
         compare(job, disturbed, straight)
-        report(table)
+    table = [event._replace(result="bit for bit") for event in table]
+    report(table)
     return table
+
+
+def lose_one(job: Job, folder: Path, seed: int) -> Event:
+    """Loses one of two processes for good, and its launcher where each machine has one."""
+    rng, straight, output = random.Random(seed), folder / "straight", folder / "elastic"
+    run_to_the_end(job, straight)
+    launchers = [processes.start(command, job.environment) for command in job.elastic(output)]
+    try:
+        processes.wait_for(lambda: max(job.saved(output), default=0) > 0, launchers[0], "a save")
+        assert size(output) == 2
+        time.sleep(rng.uniform(0, 0.2))
+        own = processes.workers(job.main, output)
+        lost = [rng.choice(own)]
+        if len(launchers) > 1:
+            lost = [launchers[-1].pid, *(pid for pid in own if parent(pid) == launchers[-1].pid)]
+            assert len(lost) == 2
+        began = time.monotonic()
+        for pid in lost:
+            os.kill(pid, signal.SIGKILL)
+        processes.wait_for(lambda: size(output) == 1, launchers[0], "going on with one process")
+        went_on = time.monotonic() - began
+        saved, logged = max(job.saved(output)), max(job.losses(output))
+        printed, _ = launchers[0].communicate(timeout=processes.TIMEOUT)
+    finally:
+        end(job, output, *launchers)
+    ours, theirs = job.losses(output), job.losses(straight)
+    assert ours.keys() == theirs.keys(), printed
+    np.testing.assert_allclose(list(ours.values()), [theirs[update] for update in ours], rtol=AGREES)
+    ours, theirs = job.state(output), job.state(straight)
+    assert ours.keys() == theirs.keys()
+    assert names(output) == names(straight)
+    apart = {name: distance(value, theirs[name]) for name, value in ours.items()}
+    assert max(apart.values()) < AGREES, apart
+    result = f"agrees within {max(apart.values()):.0e}"
+    event = Event(job.name, "worker lost for good", logged, round(went_on, 1), launchers[0].returncode,
+                  max(0, logged - saved), result)  # fmt: skip
+    report([event])
+    return event
+
+
+def distance(left: np.ndarray, right: np.ndarray) -> float:
+    """The norm of the difference, relative to that of `right`; both are zero where nothing has flowed."""
+    norm = float(np.linalg.norm(np.asarray(right, np.float64)))
+    return float(np.linalg.norm(np.asarray(left, np.float64) - np.asarray(right, np.float64))) / (norm or 1.0)
+
+
+def size(output: Path) -> int:
+    """The number of processes that the run was started on last."""
+    config = output / "run_config.json"
+    return json.loads(config.read_text())["processes"] if config.exists() else 0
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
 def compare(job: Job, disturbed: Path, straight: Path) -> None:
@@ -159,12 +240,35 @@ def names(output: Path) -> set[str]:
     return {name.split("tfevents")[0] for name in found}
 
 
-def report(table: list[Event]) -> None:
-    """$CHAOS_TABLE (a file): the table as markdown, and as JSON beside it."""
+REPORTED: list[Event] = []
+
+
+def report(events: list[Event]) -> None:
+    """$CHAOS_TABLE (a file): all events so far by kind, in markdown; each of them in JSON beside it."""
+    REPORTED.extend(events)
     if target := os.environ.get("CHAOS_TABLE"):
-        rows = [list(event) for event in table]
-        Path(target).write_text(markdown_table(rows, list(Event._fields)) + "\n")
-        Path(target).with_suffix(".json").write_text(json.dumps([event._asdict() for event in table], indent=1))
+        Path(target).write_text(f"{markdown_table(summary(REPORTED))}\n")
+        Path(target).with_suffix(".json").write_text(json.dumps([event._asdict() for event in REPORTED], indent=1))
+
+
+def summary(events: list[Event]) -> list[dict[str, object]]:
+    """A row for each recipe and kind of event."""
+    rows = []
+    for (recipe, kind), group in itertools.groupby(sorted(events), lambda event: (event.recipe, event.event)):
+        group = list(group)
+        seconds = [event.ended_after_s for event in group]
+        rows.append(
+            {
+                "recipe": recipe,
+                "event": kind,
+                "count": len(group),
+                "noticed after s, median": statistics.median(seconds),
+                "at most": max(seconds),
+                "updates lost, at most": max(event.updates_lost for event in group),
+                "result": ", ".join(sorted({event.result for event in group})),
+            }
+        )
+    return rows
 
 
 def counts() -> tuple[int, int, int]:
