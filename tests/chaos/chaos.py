@@ -145,7 +145,7 @@ def chaos(job: Job, folder: Path, kills: int, terms: int, seed: int) -> list[Eve
     straight, disturbed = folder / "straight", folder / "disk" / "disturbed"
     with contextlib.ExitStack() as stack:
         events = [rng.choice(["kill -9 of one", "kill -9 of all"]) for _ in range(kills)]
-        events += [("SIGTERM", "SIGUSR1")[i % 2] for i in range(terms)]
+        events += ["SIGTERM"] * terms + ["SIGUSR1"] * (terms // 5)
         try:
             stack.enter_context(small_disk(folder / "disk", DISK_KILOBYTES))
             events.append("disk full")
@@ -153,7 +153,7 @@ def chaos(job: Job, folder: Path, kills: int, terms: int, seed: int) -> list[Eve
             print(f"no full disk: {reason}", flush=True)
         run_to_the_end(job, straight)
         rng.shuffle(events)
-        events.insert(1 + rng.randrange(len(events)), "corrupted checkpoint")
+        events.insert(rng.randrange(2, len(events)), "corrupted checkpoint")  # each of two others has left one more
         table = []
         for event in events:
             if event == "corrupted checkpoint":
@@ -200,8 +200,9 @@ def lose_one(job: Job, folder: Path, seed: int) -> Event:
     assert ours.keys() == theirs.keys()
     assert names(output) == names(straight)
     apart = {name: distance(value, theirs[name]) for name, value in ours.items()}
-    assert max(apart.values()) < AGREES, apart
-    result = f"agrees within {max(apart.values()):.0e}"
+    furthest = max(apart.values())
+    assert furthest < AGREES, apart
+    result = f"agrees within {furthest:.0e}" if furthest else "bit for bit"
     event = Event(job.name, "worker lost for good", logged, round(went_on, 1), launchers[0].returncode,
                   max(0, logged - saved), result)  # fmt: skip
     report([event])
