@@ -681,9 +681,9 @@ class OptimizerStep : public OpKernel {
 
   Status check_copy(int index, const Tensor& copy, const TensorShape& shape) const {
     const int last = shape.dims() - 1;
-    const bool fits = last >= 0 && copy.dims() == shape.dims() && column_[index] >= 0 &&
-                      column_[index] + shape.dim_size(last) <= copy.dim_size(last) &&
-                      copy.NumElements() / copy.dim_size(last) == shape.num_elements() / shape.dim_size(last);
+    bool fits = last >= 0 && copy.dims() == shape.dims() && column_[index] >= 0 &&
+                column_[index] + shape.dim_size(last) <= copy.dim_size(last);
+    for (int i = 0; fits && i < last; i++) fits = copy.dim_size(i) == shape.dim_size(i);
     if (!fits || (copy.dtype() != tensorflow::DT_HALF && copy.dtype() != tensorflow::DT_BFLOAT16))
       return absl::InvalidArgumentError(absl::StrCat("weight ", index, " of shape ", shape.DebugString(), " at column ",
                                                      column_[index], " does not fit ", copy.DebugString(0)));
