@@ -144,7 +144,7 @@ class Optimizer(tf.Module):
     def __init__(self, rule: Rule, variables: Sequence[tf.Variable], hyper: Hyper = PUBLISHED):
         super().__init__(name="optimizer")
         self.rule, self.hyper = rule, hyper
-        # One pass over memory each, by XLA; between them the norms, which are faster outside of it.
+        # By XLA, one pass over memory each; between them the norms, which are faster outside of it.
         self._direction = tf.function(
             lambda w, m, v, g, scale, *rest: direction(w, m, v, tf.cast(g, tf.float32) * scale, *rest, hyper),
             jit_compile=True,
@@ -172,7 +172,7 @@ class Optimizer(tf.Module):
         gradient_scale: tf.Tensor | float = 1.0,
         weights: ComputeWeights | None = None,
     ) -> None:
-        """One update of all variables.
+        """One update of all variables, in place: by the kernels on a CPU, otherwise by XLA.
 
         gradients: dense, in the order and shapes of the variables, any float dtype.
         lr: scalar.

@@ -83,7 +83,7 @@ class ComputeWeights:
             self._copies[variable.ref()].assign(value)
 
     def copy_of(self, variable: tf.Variable) -> tuple[tf.Variable, int] | None:
-        """Where the copy of a master is, for who writes it himself: the variable that holds it, and its first column."""
+        """Where a master's copy is, for code that renews it itself: the variable that holds it and its first column."""
         copy = self._copies.get(variable.ref())
         return copy and (copy.variable, copy.columns.start if copy.columns else 0)
 

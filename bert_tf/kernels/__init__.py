@@ -1,4 +1,5 @@
-"""The ops of ops.py and the updates of optimization.py in C++ for CPUs: compiled on the machine they run on, in a few seconds, at first use, and kept.
+"""The ops of ops.py and the updates of optimization.py in C++ for CPUs: compiled where they run, in a few seconds, at
+first use, and kept.
 
 They are TensorFlow operations on TensorFlow's own threads. On a GPU, and where there is no compiler, the functions that
 XLA compiles run instead. $BERT_KERNELS: `xla` never uses the kernels, `cpu` insists on them.

@@ -177,7 +177,7 @@ def test_an_update_that_does_not_fit():
     wrong = [(tf.ones([4, 6], tf.bfloat16), 4), (tf.ones([3, 6], tf.bfloat16), 0), (tf.ones([4, 3]), 0),
              (tf.ones([12], tf.bfloat16), 0), (tf.ones([4, 6], tf.bfloat16), -1)]  # fmt: skip
     for copy, column in wrong:
-        with pytest.raises(tf.errors.InvalidArgumentError, match=r"weight 0 of shape \[4,3\] at column .* does not fit"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"weight 0 of shape \[4,3\] .* does not fit"):
             step(tf.ones([4, 3]), copy, column)
 
 
