@@ -10,12 +10,14 @@ number of this update counted from 1, lr learning rate, u update direction, r tr
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
+from bert_tf import kernels
 from bert_tf.model import variable_name
+from bert_tf.weights import ComputeWeights
 from runkit.errors import UserError
 
 MAX_GRADIENT_NORM = 1.0
@@ -109,6 +111,8 @@ def global_norm(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
     It is infinite or NaN whenever an element is, so `tf.math.is_finite` of it is the finite check of an
     update and saves a pass. (Elements above 1e19, whose squares overflow float32, count as not finite too.)
     """
+    if native := kernels.library():
+        return native.bert_global_norm(gradients)
     return tf.sqrt(2.0 * tf.add_n([tf.nn.l2_loss(tf.cast(g, tf.float32)) for g in gradients]))
 
 
@@ -140,7 +144,7 @@ class Optimizer(tf.Module):
     def __init__(self, rule: Rule, variables: Sequence[tf.Variable], hyper: Hyper = PUBLISHED):
         super().__init__(name="optimizer")
         self.rule, self.hyper = rule, hyper
-        # One pass over memory each, by XLA; between them the norms, which are faster outside of it.
+        # By XLA, one pass over memory each; between them the norms, which are faster outside of it.
         self._direction = tf.function(
             lambda w, m, v, g, scale, *rest: direction(w, m, v, tf.cast(g, tf.float32) * scale, *rest, hyper),
             jit_compile=True,
@@ -166,30 +170,59 @@ class Optimizer(tf.Module):
         gradients: Sequence[tf.Tensor],
         lr: tf.Tensor,
         gradient_scale: tf.Tensor | float = 1.0,
-        assign: Callable[[tf.Variable, tf.Tensor], object] = lambda w, value: w.assign(value),
+        weights: ComputeWeights | None = None,
     ) -> None:
-        """One update of all variables.
+        """One update of all variables, in place: by the kernels on a CPU, otherwise by XLA.
 
         gradients: dense, in the order and shapes of the variables, any float dtype.
         lr: scalar.
         gradient_scale: scalar multiplied into every gradient as it is read. The caller folds all its factors
             into it (1 / loss scale, 1 / examples, clipping), so that none costs a pass over memory.
-        assign: stores a new weight, given the variable and the value. A holder of copies in the compute dtype
-            puts its own here, to renew the copy too.
+        weights: holder of copies of the variables in the compute dtype, which are renewed too.
         """
         t = self.step + 1
         scale, one = tf.cast(gradient_scale, tf.float32), tf.constant(1.0)
         corrections = bias_corrections(self.hyper, t, tf.float32) if self.rule.bias_correction else (one, one)
+        if len(gradients) != len(self.parameters):
+            raise ValueError(f"{len(gradients)} gradients of {len(self.parameters)} variables")
+        apply = self._apply_natively if kernels.library() else self._apply_by_xla
+        apply(gradients, tf.cast(lr, tf.float32), scale, corrections, weights)
+        self.step.assign(t)
+
+    def _apply_natively(self, gradients, lr, scale, corrections, weights: ComputeWeights | None) -> None:
+        """All variables by one kernel: each in two passes over memory, the copies in the second."""
+        places = [weights.copy_of(w) if weights else None for w in self.parameters]
+        copies = list({id(place[0]): place[0] for place in places if place}.values())
+        index = {id(copy): i for i, copy in enumerate(copies)}
+        kernels.library().bert_optimizer_step(
+            *([variable.handle for variable in group] for group in (self.parameters, self.m, self.v, copies)),
+            gradients,
+            lr,
+            scale,
+            *corrections,
+            decay=self.decay,
+            copy=[index[id(place[0])] if place else -1 for place in places],
+            column=[place[1] if place else 0 for place in places],
+            keep1=self.hyper.beta1,
+            take1=1.0 - self.hyper.beta1,
+            keep2=self.hyper.beta2,
+            take2=1.0 - self.hyper.beta2,
+            epsilon=self.hyper.epsilon,
+            trust_ratio=self.rule.trust_ratio,
+        )
+
+    def _apply_by_xla(self, gradients, lr, scale, corrections, weights: ComputeWeights | None) -> None:
+        one = tf.constant(1.0)
         for w, m, v, g, decay in zip(self.parameters, self.m, self.v, gradients, self.decay, strict=True):
             value = w.read_value()
             u, new_m, new_v = self._direction(
                 value, m.read_value(), v.read_value(), g, scale, *corrections, tf.constant(decay)
             )
             ratio = trust_ratio(value, u) if self.rule.trust_ratio else one
-            assign(w, self._move(value, u, lr * ratio))
+            moved = self._move(value, u, lr * ratio)
+            weights.refresh(w, moved) if weights else w.assign(moved)
             m.assign(new_m)
             v.assign(new_v)
-        self.step.assign(t)
 
 
 def canonical_name(optimizer_type: str) -> str:

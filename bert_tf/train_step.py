@@ -152,7 +152,7 @@ class TrainStep:
         finite = tf.math.is_finite(norm)
 
         def update():
-            self.optimizer.apply(gradients, lr, mean * clip_factor(norm), self.weights.refresh)
+            self.optimizer.apply(gradients, lr, mean * clip_factor(norm), self.weights)
             return tf.constant(True)
 
         tf.cond(finite, update, lambda: tf.constant(False))

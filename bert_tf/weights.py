@@ -82,6 +82,11 @@ class ComputeWeights:
         if variable.ref() in self._copies:
             self._copies[variable.ref()].assign(value)
 
+    def copy_of(self, variable: tf.Variable) -> tuple[tf.Variable, int] | None:
+        """Where a master's copy is, for code that renews it itself: the variable that holds it and its first column."""
+        copy = self._copies.get(variable.ref())
+        return copy and (copy.variable, copy.columns.start if copy.columns else 0)
+
     def refresh_all(self) -> None:
         """Makes every copy anew, after the masters were loaded or broadcast."""
         for variable in self.masters:

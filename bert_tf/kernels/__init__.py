@@ -1,4 +1,5 @@
-"""The ops of ops.py in C++ for CPUs: compiled on the machine they run on, in a few seconds, at first use, and kept.
+"""The ops of ops.py and the updates of optimization.py in C++ for CPUs: compiled where they run, in a few seconds, at
+first use, and kept.
 
 They are TensorFlow operations on TensorFlow's own threads. On a GPU, and where there is no compiler, the functions that
 XLA compiles run instead. $BERT_KERNELS: `xla` never uses the kernels, `cpu` insists on them.
@@ -62,7 +63,11 @@ def _built() -> Path:
     of_tensorflow = [flag for flag in tf.sysconfig.get_compile_flags() if not flag.startswith(("-I", "--std"))]
     version = f"-DBERT_TENSORFLOW_VERSION={tf.version.VERSION}"  # for the key: the folder may stay the same
     interface = [*INTERFACE, *of_tensorflow, version, "-isystem", tf.sysconfig.get_include()]
-    sources = {SOURCES / "elementwise.cc": ARITHMETIC, SOURCES / "tensorflow_ops.cc": interface}
+    sources = {
+        SOURCES / "elementwise.cc": ARITHMETIC,
+        SOURCES / "optimizer.cc": ARITHMETIC,
+        SOURCES / "tensorflow_ops.cc": interface,
+    }
     return compiled_library(
         _folder(), "bert_kernels", sources, sorted(SOURCES.glob("*.h")), tf.sysconfig.get_link_flags()
     )

@@ -14,6 +14,9 @@ namespace bert {
 struct bfloat16 {
   uint16_t bits;
 };
+struct float16 {
+  uint16_t bits;
+};
 
 // Runs body(begin, end) over parts of [0, total) on several threads; cost: rough cycles of one item.
 using Body = std::function<void(int64_t begin, int64_t end)>;

@@ -1,10 +1,12 @@
-// Vectors of LANES floats as GCC's extension, on whatever the processor has; tensors are float32 or bfloat16.
+// Vectors of LANES floats as GCC's extension, on whatever the processor has; tensors are float32, bfloat16 or (optimizer.h)
+// float16.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
-#include "elementwise.h"  // bfloat16
+#include "elementwise.h"  // bfloat16, float16
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #include <immintrin.h>
 #define BERT_AVX512 1
@@ -80,9 +82,10 @@ BERT_INLINE float largest(Vector v) {
 }
 
 // ------------------------------------------------------------------------------------------------ memory
-BERT_INLINE Vector widen(Halves halves) { return (Vector)(__builtin_convertvector(halves, Bits) << 16); }
+// The 16 bits of a bfloat16 or float16 as float32 and back; back it rounds to the nearest, ties to even.
+BERT_INLINE Vector widen(Halves halves, bfloat16) { return (Vector)(__builtin_convertvector(halves, Bits) << 16); }
 
-BERT_INLINE Halves narrow(Vector value) {  // rounds to the nearest, ties to even
+BERT_INLINE Halves narrow(Vector value, bfloat16) {
 #if defined(BERT_AVX512) && defined(__AVX512BF16__)
   return (Halves)_mm512_cvtneps_pbh((__m512)value);
 #else
@@ -93,19 +96,47 @@ BERT_INLINE Halves narrow(Vector value) {  // rounds to the nearest, ties to eve
 #endif
 }
 
+#ifdef BERT_AVX512
+BERT_INLINE Vector widen(Halves halves, float16) { return (Vector)_mm512_cvtph_ps((__m256i)halves); }
+BERT_INLINE Halves narrow(Vector value, float16) { return (Halves)_mm512_cvtps_ph((__m512)value, 0); }
+#else
+// An exponent of float16 is 112 less than that of float32, and its mantissa 13 bits shorter. TensorFlow's threads read
+// subnormal float32 as zero, so that no step may go through one.
+BERT_INLINE Vector widen(Halves halves, float16) {
+  const Bits bits = __builtin_convertvector(halves, Bits), sign = (bits & 0x8000) << 16;
+  const Bits shifted = (bits & 0x7fff) << 13, normal = shifted + (112u << 23);
+  const Bits is_special = (Bits)((bits & 0x7c00) == 0x7c00), is_small = (Bits)((bits & 0x7c00) == 0);
+  const Bits small = (Bits)((Vector)(normal + (1u << 23)) - 0x1p-14f);  // subnormal in float16
+  const Bits special = normal + (112u << 23);                           // infinity, NaN
+  return (Vector)(sign | (small & is_small) | (special & is_special) | (normal & ~is_small & ~is_special));
+}
+BERT_INLINE Halves narrow(Vector value, float16) {
+  const Bits sign = ((Bits)value & 0x80000000u) >> 16, bits = (Bits)value & 0x7fffffffu;
+  const Bits is_nan = (Bits)(bits > 0x7f800000u), is_large = (Bits)(bits >= (143u << 23));
+  const Bits is_small = (Bits)(bits < (113u << 23));
+  const Bits small = (Bits)((Vector)bits + 0.5f) - (126u << 23);  // the sum's last bit is float16's smallest step
+  const Bits normal = (bits - (112u << 23) + 0xfff + ((bits >> 13) & 1)) >> 13;
+  const Bits large = (0x7e00 & is_nan) | (0x7c00 & ~is_nan);
+  return __builtin_convertvector(
+      sign | (small & is_small) | (large & is_large) | (normal & ~is_small & ~is_large), Halves);
+}
+#endif
+
 BERT_INLINE Vector load(const float* source, All) {
   Vector value;
   std::memcpy(&value, source, sizeof value);
   return value;
 }
 BERT_INLINE void store(float* target, Vector value, All) { std::memcpy(target, &value, sizeof value); }
-BERT_INLINE Vector load(const bfloat16* source, All) {
+template <class T>
+BERT_INLINE Vector load(const T* source, All) {
   Halves halves;
   std::memcpy(&halves, source, sizeof halves);
-  return widen(halves);
+  return widen(halves, T{});
 }
-BERT_INLINE void store(bfloat16* target, Vector value, All) {
-  const Halves halves = narrow(value);
+template <class T>
+BERT_INLINE void store(T* target, Vector value, All) {
+  const Halves halves = narrow(value, T{});
   std::memcpy(target, &halves, sizeof halves);
 }
 
@@ -118,11 +149,13 @@ BERT_INLINE Vector load(const float* source, Part part) {
 BERT_INLINE void store(float* target, Vector value, Part part) {
   _mm512_mask_storeu_ps(target, lane_mask(part), (__m512)value);
 }
-BERT_INLINE Vector load(const bfloat16* source, Part part) {
-  return widen((Halves)_mm256_maskz_loadu_epi16(lane_mask(part), source));
+template <class T>
+BERT_INLINE Vector load(const T* source, Part part) {
+  return widen((Halves)_mm256_maskz_loadu_epi16(lane_mask(part), source), T{});
 }
-BERT_INLINE void store(bfloat16* target, Vector value, Part part) {
-  _mm256_mask_storeu_epi16(target, lane_mask(part), (__m256i)narrow(value));
+template <class T>
+BERT_INLINE void store(T* target, Vector value, Part part) {
+  _mm256_mask_storeu_epi16(target, lane_mask(part), (__m256i)narrow(value, T{}));
 }
 #else
 template <class T>
@@ -195,6 +228,28 @@ BERT_INLINE Vector reciprocal(Vector x) {
   if (!EXACT<T>) return (Vector)_mm512_rcp14_ps((__m512)x);
 #endif
   return 1.0f / x;
+}
+
+// a / b and the root of x >= 0, for b and x far from the ends of float32's range (below 1e-37 the root is that of
+// 1e-37), to the last bit or two: the processor's estimates and a step of Newton's method are several times faster than
+// its divisions and roots.
+BERT_INLINE Vector divide(Vector a, Vector b) {
+#ifdef BERT_AVX512
+  const Vector estimate = (Vector)_mm512_rcp14_ps((__m512)b);
+  return a * (estimate * (2.0f - b * estimate));
+#else
+  return a / b;
+#endif
+}
+BERT_INLINE Vector square_root(Vector x) {
+#ifdef BERT_AVX512
+  x = maximum(all(1e-37f), x);
+  const Vector estimate = (Vector)_mm512_rsqrt14_ps((__m512)x), root = x * estimate;
+  return root + 0.5f * root * (1.0f - root * estimate);
+#else
+  for (int i = 0; i < LANES; i++) x[i] = std::sqrt(x[i]);
+  return x;
+#endif
 }
 
 // Finalizer of MurmurHash3, see ops._mix.

@@ -1,13 +1,20 @@
-// The functions of elementwise.h as TensorFlow operations for CPUs, on TensorFlow's own threads; ops.py holds their
-// gradients and says what they compute. Shapes: see elementwise.h.
+// The functions of elementwise.h and optimizer.h as TensorFlow operations for CPUs, on TensorFlow's own threads; ops.py
+// (with their gradients) and optimization.py say what they compute. Shapes: see elementwise.h.
 //
 // Outputs take the memory of an input that nobody else needs, which spares a pass through memory.
 
+#include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <type_traits>
+#include <vector>
 
 #include "elementwise.h"
+#include "optimizer.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/resource_var.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
 namespace {
@@ -24,7 +31,8 @@ using tensorflow::shape_inference::ShapeHandle;
 using Status = absl::Status;
 
 template <class T>
-using Raw = std::conditional_t<std::is_same_v<T, float>, float, bert::bfloat16>;
+using Raw = std::conditional_t<std::is_same_v<T, float>, float,
+                               std::conditional_t<std::is_same_v<T, Eigen::half>, bert::float16, bert::bfloat16>>;
 
 template <class T>
 const Raw<T>* in(OpKernelContext* context, int index) {
@@ -503,5 +511,207 @@ class Dropout : public DropoutKernel {
   }
 };
 REGISTER_FOR_BOTH("BertDropout", Dropout)
+
+// ------------------------------------------------------------------------------------------------- optimizer
+// Calls body(T{}) with the type of TensorFlow that `type` names; types of a list of gradients.
+#define GRADIENT_TYPES Attr("T: list({float, bfloat16, half}) >= 1")
+template <class F>
+void with_type(tensorflow::DataType type, F body) {
+  if (type == tensorflow::DT_BFLOAT16)
+    body(tensorflow::bfloat16{});
+  else if (type == tensorflow::DT_HALF)
+    body(Eigen::half{});
+  else
+    body(float{});
+}
+
+REGISTER_OP("BertGlobalNorm")
+    .Input("gradients: T")
+    .Output("norm: float")
+    .GRADIENT_TYPES.SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    });
+class GlobalNorm : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    double squares = 0;
+    for (int i = 0; i < context->num_inputs(); i++)
+      with_type(context->input_dtype(i), [&](auto type) {
+        using T = decltype(type);
+        squares += bert::sum_of_squares(parallel(context), context->input(i).NumElements(), in<T>(context, i));
+      });
+    Tensor* norm;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape(), &norm));
+    norm->scalar<float>()() = std::sqrt(squares);
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("BertGlobalNorm").Device(DEVICE_CPU), GlobalNorm);
+
+// weights, m, v: float32; copies: of any number of the weights, in bfloat16 or float16, several of which may lie in one
+// variable (weights._Copy). copy: for each weight the index of its copy, or -1; column: where it begins there.
+// keep and take: optimization.Hyper's beta and 1 - beta.
+REGISTER_OP("BertOptimizerStep")
+    .Input("weights: N * resource")
+    .Input("m: N * resource")
+    .Input("v: N * resource")
+    .Input("copies: C * resource")
+    .Input("gradients: T")
+    .Input("lr: float")
+    .Input("scale: float")
+    .Input("correction1: float")
+    .Input("correction2: float")
+    .Attr("N: int >= 1")
+    .Attr("C: int >= 0")
+    .GRADIENT_TYPES.Attr("decay: list(float)")
+    .Attr("copy: list(int)")
+    .Attr("column: list(int)")
+    .Attr("keep1: float")
+    .Attr("take1: float")
+    .Attr("keep2: float")
+    .Attr("take2: float")
+    .Attr("epsilon: float")
+    .Attr("trust_ratio: bool")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext*) { return absl::OkStatus(); });
+
+// Variables that are changed in place: their locks are held (taken in the order of their addresses, as TensorFlow does)
+// and their memory belongs to nobody else.
+class Locked {
+ public:
+  Status lock(OpKernelContext* context, const std::vector<tensorflow::ResourceHandle>& handles) {
+    variables_.resize(handles.size());
+    std::vector<tensorflow::mutex*> mutexes;
+    for (size_t i = 0; i < handles.size(); i++) {
+      TF_RETURN_IF_ERROR(tensorflow::LookupResource(context, handles[i], &variables_[i]));
+      mutexes.push_back(variables_[i]->mu());
+    }
+    std::sort(mutexes.begin(), mutexes.end());
+    mutexes.erase(std::unique(mutexes.begin(), mutexes.end()), mutexes.end());
+    locks_.reserve(mutexes.size());
+    for (tensorflow::mutex* mutex : mutexes) locks_.emplace_back(*mutex);
+    for (auto& variable : variables_) TF_RETURN_IF_ERROR(make_own(context, variable.get()));
+    return absl::OkStatus();
+  }
+  Tensor* operator[](int index) { return variables_[index]->tensor(); }
+
+ private:
+  static Status make_own(OpKernelContext* context, tensorflow::Var* variable) {
+    Tensor* tensor = variable->tensor();
+    if (!variable->is_initialized || !tensor->IsInitialized())
+      return absl::FailedPreconditionError(absl::StrCat(variable->DebugString(), " is not initialized"));
+    // In copy_on_read_mode nobody reads the memory but under the lock.
+    if (variable->copy_on_read_mode.load() || tensor->RefCountIsOne()) return absl::OkStatus();
+    Tensor own;
+    TF_RETURN_IF_ERROR(context->allocate_temp(tensor->dtype(), tensor->shape(), &own));
+    std::memcpy(own.data(), tensor->data(), tensor->TotalBytes());
+    *tensor = own;
+    return absl::OkStatus();
+  }
+
+  std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>> variables_;  // outlive their locks
+  std::vector<tensorflow::mutex_lock> locks_;
+};
+
+class OptimizerStep : public OpKernel {
+ public:
+  explicit OptimizerStep(OpKernelConstruction* construction) : OpKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("decay", &decay_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("copy", &copy_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("column", &column_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("keep1", &update_.keep1));
+    OP_REQUIRES_OK(construction, construction->GetAttr("take1", &update_.take1));
+    OP_REQUIRES_OK(construction, construction->GetAttr("keep2", &update_.keep2));
+    OP_REQUIRES_OK(construction, construction->GetAttr("take2", &update_.take2));
+    OP_REQUIRES_OK(construction, construction->GetAttr("epsilon", &update_.epsilon));
+    OP_REQUIRES_OK(construction, construction->GetAttr("trust_ratio", &update_.trust_ratio));
+    int count, copies;
+    std::vector<tensorflow::DataType> gradients;
+    OP_REQUIRES_OK(construction, construction->GetAttr("N", &count));
+    OP_REQUIRES_OK(construction, construction->GetAttr("C", &copies));
+    OP_REQUIRES_OK(construction, construction->GetAttr("T", &gradients));
+    const size_t n = count;
+    OP_REQUIRES(construction, gradients.size() == n && decay_.size() == n && copy_.size() == n && column_.size() == n,
+                absl::InvalidArgumentError("the lists differ in length"));
+    for (int64_t copy : copy_)
+      OP_REQUIRES(construction, copy < copies, absl::InvalidArgumentError(absl::StrCat("there is no copy ", copy)));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    tensorflow::OpInputList weights, m, v, copies, gradients;
+    OP_REQUIRES_OK(context, context->input_list("weights", &weights));
+    OP_REQUIRES_OK(context, context->input_list("m", &m));
+    OP_REQUIRES_OK(context, context->input_list("v", &v));
+    OP_REQUIRES_OK(context, context->input_list("copies", &copies));
+    OP_REQUIRES_OK(context, context->input_list("gradients", &gradients));
+    OP_REQUIRES_OK(context, check_scalars(context, context->num_inputs() - 4, 4));
+    bert::Update update = update_;
+    float* const scalars[] = {&update.lr, &update.scale, &update.correction1, &update.correction2};
+    for (int i = 0; i < 4; i++) *scalars[i] = context->input(context->num_inputs() - 4 + i).scalar<float>()();
+    for (int i = 0; i < weights.size(); i++) {
+      std::vector<tensorflow::ResourceHandle> handles;
+      for (const auto* list : {&weights, &m, &v}) handles.push_back((*list)[i].scalar<tensorflow::ResourceHandle>()());
+      if (copy_[i] >= 0) handles.push_back(copies[copy_[i]].scalar<tensorflow::ResourceHandle>()());
+      OP_REQUIRES_OK(context, step(context, update, i, handles, gradients[i]));
+    }
+  }
+
+ private:
+  Status step(OpKernelContext* context, const bert::Update& update, int index,
+              const std::vector<tensorflow::ResourceHandle>& handles, const Tensor& gradient) {
+    Locked variables;
+    TF_RETURN_IF_ERROR(variables.lock(context, handles));
+    for (int i = 0; i < 3; i++)
+      if (variables[i]->dtype() != tensorflow::DT_FLOAT || variables[i]->shape() != gradient.shape())
+        return absl::InvalidArgumentError(
+            absl::StrCat("weight and moments ", index, " must be float32 of the gradient's shape ",
+                         gradient.shape().DebugString(), ", found ", variables[i]->DebugString(0)));
+    Tensor* copy = copy_[index] >= 0 ? variables[3] : nullptr;
+    if (copy) TF_RETURN_IF_ERROR(check_copy(index, *copy, gradient.shape()));
+    with_type(gradient.dtype(), [&](auto type) {
+      const auto* g = reinterpret_cast<const Raw<decltype(type)>*>(gradient.data());
+      if (copy && copy->dtype() == tensorflow::DT_HALF)
+        run<bert::float16>(context, update, index, variables, copy, g);
+      else
+        run<bert::bfloat16>(context, update, index, variables, copy, g);
+    });
+    return absl::OkStatus();
+  }
+
+  Status check_copy(int index, const Tensor& copy, const TensorShape& shape) const {
+    const int last = shape.dims() - 1;
+    bool fits = last >= 0 && copy.dims() == shape.dims() && column_[index] >= 0 &&
+                column_[index] + shape.dim_size(last) <= copy.dim_size(last);
+    for (int i = 0; fits && i < last; i++) fits = copy.dim_size(i) == shape.dim_size(i);
+    if (!fits || (copy.dtype() != tensorflow::DT_HALF && copy.dtype() != tensorflow::DT_BFLOAT16))
+      return absl::InvalidArgumentError(absl::StrCat("weight ", index, " of shape ", shape.DebugString(), " at column ",
+                                                     column_[index], " does not fit ", copy.DebugString(0)));
+    return absl::OkStatus();
+  }
+
+  template <class C, class G>
+  void run(OpKernelContext* context, const bert::Update& update, int index, Locked& variables, Tensor* copy,
+           const G* gradient) const {
+    bert::Parameter<C> parameter = {};
+    parameter.size = variables[0]->NumElements();
+    parameter.w = data<float>(variables[0]);
+    parameter.m = data<float>(variables[1]);
+    parameter.v = data<float>(variables[2]);
+    parameter.decay = decay_[index];
+    if (copy) {
+      const int last = copy->dims() - 1;
+      parameter.copy = reinterpret_cast<C*>(copy->data()) + column_[index];
+      parameter.columns = variables[0]->dim_size(last);
+      parameter.stride = copy->dim_size(last);
+    }
+    bert::update(parallel(context), update, parameter, gradient);
+  }
+
+  std::vector<float> decay_;
+  std::vector<int64_t> copy_, column_;
+  bert::Update update_ = {};
+};
+REGISTER_KERNEL_BUILDER(Name("BertOptimizerStep").Device(DEVICE_CPU), OptimizerStep);
 
 }  // namespace

@@ -11,6 +11,8 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import kernels, ops
+from bert_tf.optimization import create_optimizer, global_norm
+from bert_tf.weights import ComputeWeights
 from runkit.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,6 +58,23 @@ def every_op(batch: int, length: int, heads: int, depth: int, dtype: tf.DType) -
         upstream = normal(*y.shape, seed=200, dtype=dtype)
         for i, tensor in enumerate([y, *tape.gradient(y, inputs, output_gradients=upstream)]):
             results[f"{name} {i}"] = tf.cast(tensor, tf.float32).numpy()
+    return results
+
+
+def updates() -> dict[str, np.ndarray]:
+    """Two updates of variables of several blocks by each optimizer, in each dtype of gradients and copies."""
+    results = {}
+    for kind in ("lamb", "adam"):
+        for dtype in (tf.float32, tf.bfloat16, tf.float16):
+            names = [f"bert/encoder/layer_0/attention/self/{part}/kernel" for part in ("query", "key", "value")]
+            variables = [tf.Variable(normal(301, 333, seed=i, dtype=tf.float32), name=n) for i, n in enumerate(names)]
+            weights, optimizer = ComputeWeights(variables, dtype), create_optimizer(kind, variables)
+            gradients = [normal(301, 333, seed=10 + i, dtype=dtype) for i in range(3)]
+            for _ in range(2):
+                optimizer.apply(gradients, tf.constant(0.1), tf.constant(0.3), weights)
+            found = {"norm": global_norm(gradients), "copies": weights.joined(variables), **optimizer.slots}
+            found.update({v.name: v for v in variables})
+            results.update({f"{kind} {dtype.name} {k}": tf.cast(v, tf.float32).numpy() for k, v in found.items()})
     return results
 
 
@@ -142,6 +161,27 @@ def test_shapes_that_do_not_fit():
 
 
 @needs_kernels
+def test_an_update_that_does_not_fit():
+    def step(gradient, copy=None, column=0):
+        state = [[tf.Variable(tf.ones([4, 3])).handle] for _ in range(3)]
+        copies = [] if copy is None else [tf.Variable(copy)]
+        kernels.library().bert_optimizer_step(
+            *state, [c.handle for c in copies], [gradient], 0.1, 1.0, 1.0, 1.0,
+            decay=[0.0], copy=[len(copies) - 1], column=[column],
+            keep1=0.9, take1=0.1, keep2=0.9, take2=0.1, epsilon=1e-6, trust_ratio=True,
+        )  # fmt: skip
+
+    step(tf.ones([4, 3]), tf.ones([4, 6], tf.bfloat16), 3)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"float32 of the gradient's shape \[3,4\]"):
+        step(tf.ones([3, 4]))
+    wrong = [(tf.ones([4, 6], tf.bfloat16), 4), (tf.ones([3, 6], tf.bfloat16), 0), (tf.ones([4, 3]), 0),
+             (tf.ones([12], tf.bfloat16), 0), (tf.ones([4, 6], tf.bfloat16), -1)]  # fmt: skip
+    for copy, column in wrong:
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"weight 0 of shape \[4,3\] .* does not fit"):
+            step(tf.ones([4, 3]), copy, column)
+
+
+@needs_kernels
 def test_inside_xla_there_are_no_kernels():
     def names(compiled):
         def function(x):
@@ -169,6 +209,7 @@ if march != "native":
 import test_kernels
 results = test_kernels.every_op(9, 50, 3, 40, tf.float32)
 results.update({"bf16 " + k: v for k, v in test_kernels.every_op(9, 50, 3, 40, tf.bfloat16).items()})
+results.update(test_kernels.updates())
 np.savez(output, **results)
 """
 
@@ -206,6 +247,10 @@ def test_processors_without_avx512(monkeypatch, tmp_path):
         scale = max(1.0, np.abs(want).max())
         np.testing.assert_allclose(results[name] / scale, want / scale, atol=1e-5, err_msg=name)
         np.testing.assert_allclose(results["bf16 " + name] / scale, want / scale, atol=5e-2, err_msg=name)
+    for name, want in updates().items():
+        # A copy may round to the other side where the weight differs in its last bit.
+        tolerance = 1e-2 if name.endswith("copies") else 2e-6
+        np.testing.assert_allclose(results[name], want, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
 # ------------------------------------------------------------------------------------------------ the build
