@@ -198,6 +198,7 @@ def start_or_resume(
         state = checkpoint.restore_training_state(store, weights.masters, optimizer, loss_scale)
         if state is not None:
             log.info(f"resuming {store.directory} at step {int(optimizer.step)}")
+            store.tidy(int(optimizer.step))
             check_same_run(store, state, identity, log)
         elif FLAGS.init_checkpoint:
             log.info(str(checkpoint.load_weights(weights.masters, FLAGS.init_checkpoint, new_head, new_head)))

@@ -297,6 +297,14 @@ class Checkpoints:
         """
         path = self.path(Position(**contents["position"]), contents["step"])
         self._write(path, contents)
+        self.tidy(path)
+        return path
+
+    def tidy(self, path: Path) -> None:
+        """Removes checkpoints but the newest two up to `path` and the milestones, and what killed saves left behind.
+
+        The end of a save; called by a resume too, since a save may have been killed before its end.
+        """
 
         def is_milestone(name: str) -> bool:
             epoch, step = self._files.age(name)
@@ -308,7 +316,7 @@ class Checkpoints:
         for name in names:
             if name not in kept:
                 self._files.remove(name)
-        return path
+        self._files.clean()
 
     def save_best(self, contents: Mapping[str, Any]) -> Path:
         """Writes the best checkpoint anew. Raises UserError as save does."""

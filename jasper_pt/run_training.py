@@ -193,6 +193,8 @@ def train(args: argparse.Namespace, group: distributed.Distributed) -> int:
         )
     log = open_log(args, group.rank, resuming)
     saved, source = find_checkpoint(args, resuming, store, group, log)
+    if resuming and group.is_root and not args.no_save:
+        store.tidy(source)
     global_batch = choose_global_batch(args, saved, group)
     seed = choose_seed(args, saved, source, group)
 

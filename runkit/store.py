@@ -83,7 +83,7 @@ class CheckpointFiles:
         manifest = self.manifest(name)
         with _naming_refusals(self.directory / name):
             make_directory(self.directory)
-            self._clean()
+            self.clean()
             pending = self._pending_folder(name)
             try:
                 write_files(str(pending / name))
@@ -99,7 +99,7 @@ class CheckpointFiles:
                 with contextlib.suppress(OSError):  # a disk may refuse this too; then the next save does it
                     self._discard(pending)
                 raise
-            self._clean()
+            self.clean()
         return self.directory / name
 
     def names(self) -> list[str]:
@@ -166,7 +166,7 @@ class CheckpointFiles:
             if self.lone_suffix:
                 (self.directory / f"{name}{self.lone_suffix}").unlink(missing_ok=True)
 
-    def _clean(self) -> None:
+    def clean(self) -> None:
         """Removes hidden files and folders: of this save, and what killed ones left (also of TensorFlow's index)."""
         own = re.compile(rf"\.(?:{self._name.pattern})\.(.*\.tmp|replaced.*)|\.checkpoint\..*\.tmp")
         for file in set(filter(own.fullmatch, self._listdir())) - self._published_files():
@@ -270,7 +270,7 @@ class CheckpointStore:
         if step < 0:
             raise ValueError(f"step must not be negative: {step}")
         prefix = self._files.save(self._name_of(step), step, write_files, state)
-        self._retain(step, best)
+        self.tidy(step, best)
         return prefix
 
     def steps(self) -> list[int]:
@@ -285,11 +285,11 @@ class CheckpointStore:
         """The newest checkpoint that is whole; None only where none was ever saved (see CheckpointFiles)."""
         return self._files.newest_valid(self._files.names(), self._files.read, warn)
 
-    def _retain(self, saved: int, best: int | None) -> None:
-        """Lists the kept checkpoints for TensorFlow, then removes the others.
+    def tidy(self, saved: int, best: int | None = None) -> None:
+        """Lists the kept checkpoints for TensorFlow, then removes the others, and what killed saves left behind.
 
-        Steps beyond the one just saved are damaged leftovers from before a resume: neither counted nor
-        removed.
+        The end of a save; called by a resume too, since a save may have been killed before its end. Steps beyond the
+        one just saved are damaged leftovers from before a resume: neither counted nor removed.
         """
 
         def stays(step: int) -> bool:
@@ -302,6 +302,7 @@ class CheckpointStore:
         for step in steps:
             if step not in kept:
                 self._files.remove(self._name_of(step))
+        self._files.clean()
 
     def _write_tensorflow_index(self, steps: list[int]) -> None:
         """Writes the text file `checkpoint` (a CheckpointState) that tf.train.latest_checkpoint reads."""

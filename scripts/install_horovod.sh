@@ -61,22 +61,26 @@ if [[ $DRY_RUN != true ]] && command -v flock >/dev/null; then # two calls at on
 fi
 
 # ------------------------------------------------------------------------------------------------ build the wheel
+# `set -e` does not reach into it (its caller handles its failure), so every step says what to do when it fails.
 build() {
+    # Horovod's setup.py imports its package from its own folder, which lib.sh's settings would hide.
+    local clean=(env -u PYTHONPATH -u PYTHONSAFEPATH)
     local work=$1 sdist=${HOROVOD_SDIST:-$1/horovod-$VERSION.tar.gz}
     if [[ -z ${HOROVOD_SDIST:-} ]]; then
-        run "$PYTHON_BERT" -m pip download --quiet --no-input --disable-pip-version-check --no-deps --no-build-isolation \
-            --no-binary horovod --dest "$work" "horovod==$VERSION"
+        run "${clean[@]}" "$PYTHON_BERT" -m pip download --quiet --no-input --disable-pip-version-check --no-deps \
+            --no-build-isolation --no-binary horovod --dest "$work" "horovod==$VERSION" ||
+            die "pip could not fetch Horovod $VERSION; HOROVOD_SDIST names a source archive that is there"
     fi
     [[ $DRY_RUN == true ]] || printf '%s  %s\n' "$SHA256" "$sdist" | sha256sum --check --status ||
         die "$sdist is not the published archive of Horovod $VERSION (SHA-256 $SHA256): fetch it anew"
-    run tar -xzf "$sdist" -C "$work" --no-same-owner
+    run tar -xzf "$sdist" -C "$work" --no-same-owner || die "cannot unpack $sdist"
     # This operation is for XLA of older TensorFlow and does not compile with the present one.
-    run sed -i '/xla_mpi_ops.cc/d' "$work/horovod-$VERSION/horovod/tensorflow/CMakeLists.txt"
+    run sed -i '/xla_mpi_ops.cc/d' "$work/horovod-$VERSION/horovod/tensorflow/CMakeLists.txt" || die "cannot change Horovod's source"
     local settings=(HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1)
     if [[ $engines == *mpi ]]; then settings+=(HOROVOD_WITH_MPI=1); else settings+=(HOROVOD_WITHOUT_MPI=1); fi
     [[ $kind == cpu ]] || settings+=(HOROVOD_GPU_OPERATIONS=NCCL "HOROVOD_NCCL_HOME=$nccl" "HOROVOD_CUDA_HOME=$cuda")
     settings+=("PATH=$venv/bin:$PATH") # its cmake
-    run env "${settings[@]}" "$PYTHON_BERT" -m pip wheel --no-input --disable-pip-version-check --no-deps \
+    run "${clean[@]}" "${settings[@]}" "$PYTHON_BERT" -m pip wheel --no-input --disable-pip-version-check --no-deps \
         --no-build-isolation --wheel-dir "$work/wheel" --verbose "$work/horovod-$VERSION"
 }
 

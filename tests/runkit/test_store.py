@@ -134,6 +134,20 @@ def test_retention_never_removes_what_was_just_saved(two):
         assert two.newest_valid().step == 15
 
 
+def test_a_resume_finishes_what_a_killed_save_had_still_to_do(tmp_path):
+    keeper, store = CheckpointStore(tmp_path, keep=9), CheckpointStore(tmp_path, keep=1)
+    for step in (10, 20, 30):
+        keeper.save(step, writer(step), {})
+    hidden = tmp_path / ".model.ckpt-30.abcd1234.tmp"
+    hidden.mkdir()
+    (hidden / "model.ckpt-30.index").write_text("half")
+    store.tidy(20)  # what a resume took; 30 is damaged to it, and nothing to count by
+    assert store.steps() == [20, 30] and not hidden.exists()
+    assert '"model.ckpt-20"' in (tmp_path / "checkpoint").read_text()
+    store.tidy(30)
+    assert names(tmp_path) == files_of(30)
+
+
 def test_steps_are_numbers_not_text(tmp_path):
     store = CheckpointStore(tmp_path, keep=3)
     for step in (9, 10, np.int64(100)):
