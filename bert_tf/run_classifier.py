@@ -23,7 +23,6 @@ from bert_tf.features import CLASS, VALUE, FeatureSet
 from bert_tf.losses import Classification, Regression
 from bert_tf.model import BertForClassification
 from runkit.errors import UserError, run_main
-from runkit.files import write_json
 
 FLAGS = flags.FLAGS
 
@@ -113,7 +112,7 @@ def run(group: Distributed, stack: contextlib.ExitStack) -> None:
                 session.log.console("  ".join(f"{key} = {figures[key]:.6g}" for key in task.metrics))
             summary |= {f"prediction{split.removeprefix('test')}": figures}
     if group.is_root:
-        write_json(session.output_dir / "summary.json", summary)
+        runs.close(session.output_dir, summary, session.log)
 
 
 def available(session, task: glue.Task, splits: tuple[str, ...]) -> list[str]:

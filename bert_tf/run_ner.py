@@ -23,7 +23,6 @@ from bert_tf.features import TAGS, FeatureSet
 from bert_tf.losses import Tagging
 from bert_tf.model import BertForTagging
 from runkit.errors import run_main
-from runkit.files import write_json
 
 FLAGS = flags.FLAGS
 
@@ -100,7 +99,7 @@ def run(group: Distributed, stack: contextlib.ExitStack) -> None:
             log.log((), {f"test_{key}": test_scores[key] for key in ("precision", "recall", "f1")}, echo=False)
             summary |= {"test": test_scores, "prediction": predicted.figures}
     if group.is_root:
-        write_json(output_dir / "summary.json", summary)
+        runs.close(output_dir, summary, session.log)
 
 
 def scores(task: ner.NerTask, sentences: list[ner.Sentence], predicted: list[list[str]]) -> dict[str, float]:

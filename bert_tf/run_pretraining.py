@@ -184,7 +184,7 @@ def run(group: Distributed, stack: contextlib.ExitStack) -> None:
     if group.is_root:
         if evaluation is not None:
             write_eval_results(output_dir / "eval_results.txt", summary)
-        write_json(output_dir / "summary.json", summary)
+        runs.close(output_dir, summary, log)
 
 
 # ------------------------------------------------------------------------------------------------- the loop

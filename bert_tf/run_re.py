@@ -24,7 +24,6 @@ from bert_tf.features import CLASS, FeatureSet
 from bert_tf.losses import Classification
 from bert_tf.model import BertForClassification
 from runkit.errors import run_main
-from runkit.files import write_json
 
 FLAGS = flags.FLAGS
 
@@ -98,7 +97,7 @@ def run(group: Distributed, stack: contextlib.ExitStack) -> None:
                 log.console(relations.report(task, scores))
                 summary |= {"test": scores}
     if group.is_root:
-        write_json(output_dir / "summary.json", summary)
+        runs.close(output_dir, summary, session.log)
 
 
 def score(task: glue.Task, features: FeatureSet, outputs: np.ndarray) -> dict[str, float | str]:

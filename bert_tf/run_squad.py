@@ -28,7 +28,7 @@ from bert_tf.squad import SquadExample, convert_examples, read_examples
 from bert_tf.squad_answers import select_answers, write_answers
 from bert_tf.squad_evaluate import evaluate
 from runkit.errors import UserError, run_main
-from runkit.files import read_json, sha256_file, write_json
+from runkit.files import read_json, sha256_file
 from runkit.log import RunLog
 
 FLAGS = flags.FLAGS
@@ -97,7 +97,7 @@ def run(group: Distributed, stack: contextlib.ExitStack) -> None:
         function = finetuning.build_prediction(session, model, weights, objective, SPAN)
         summary |= predict_and_score(session, function, questions)
     if session.group.is_root:
-        write_json(output_dir / "summary.json", summary)
+        runs.close(output_dir, summary, session.log)
 
 
 def read_questions(log: RunLog) -> list[SquadExample]:

@@ -28,6 +28,7 @@ from runkit.log import RunLog, read_log
 from runkit.meters import ThroughputMeter, closing_lines_train
 from runkit.plots import line_plot
 from runkit.progress import duration
+from runkit.report import try_report
 from runkit.signals import StopSignals
 from runkit.store import CheckpointStore
 from runkit.tensorboard import EventWriter
@@ -48,6 +49,7 @@ def define_flags() -> None:
     boolean("amp", True, "mixed precision: as --precision=fp16 on a GPU, bf16 on a CPU; --noamp: tf32 or fp32")
     boolean("use_xla", None, "compile the step by XLA; default: on a GPU yes, on a CPU no (slower there)")
     boolean("verbose_logging", False, "list the variables")
+    boolean("report", False, "write <output_dir>/report.html at the end, one page about the run (added)")
     real("init_loss_scale", INITIAL_LOSS_SCALE, "first loss scale of fp16")
     integer("iterations_per_loop", 1000, "accepted for old command lines, without effect")
     flags.DEFINE_enum("precision", None, list(PRECISIONS), "compute precision; wins over --amp (added)")
@@ -118,6 +120,13 @@ def open_log(output_dir: Path, rank: int, resumed: bool, metrics: Mapping[str, M
     for metric, fields in metrics.items():
         log.metadata(metric, **fields)
     return log
+
+
+def close(output_dir: Path, summary: Mapping[str, Any], log: RunLog) -> None:
+    """The root's last act: summary.json, and the report if one is wanted."""
+    write_json(output_dir / "summary.json", summary)
+    if FLAGS.report:
+        try_report(output_dir, log)
 
 
 def previous_summary(path: Path, step: int) -> dict:

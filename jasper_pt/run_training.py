@@ -51,6 +51,7 @@ from runkit.files import read_json, write_json
 from runkit.log import RunLog, read_log
 from runkit.plots import line_plot
 from runkit.progress import Progress, duration
+from runkit.report import try_report
 from runkit.signals import StopSignals
 from runkit.tensorboard import EventWriter
 
@@ -153,6 +154,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     flag("--dataset_dir", required=True, help="folder that audio paths in the manifests start from")
     flag("--normalizer", choices=tuple(NORMALIZERS), help="rules for transcripts; default: the YAML file's (added)")
     flag("--output_dir", required=True, help="checkpoints, logs, curves, TensorBoard")
+    flag("--report", action="store_true", help="write <output_dir>/report.html at the end (added)")
     flag("--log_file", help="DLLogger JSON lines; default <output_dir>/nvlog.json")
     flag("--benchmark_epochs_num", type=int, default=1, help="last epochs averaged into the final throughput")
     flag(
@@ -524,6 +526,8 @@ class Training:
             events.close()
         if self.group.is_root:
             draw_curves(log_path(self.args), Path(self.args.output_dir))
+            if self.args.report:
+                try_report(self.args.output_dir, self.log)
 
     def close_log(self, results: dict[str, "DevResult"], tally: "Tally") -> None:
         """The final figures: throughput over the last epochs of this job, the dev set, and the summary."""
@@ -723,6 +727,7 @@ def open_log(args: argparse.Namespace, rank: int, resumed: bool) -> RunLog:
     for subset in ("train", "train_avg", "dev", "dev_ema"):
         log.metadata(f"{subset}_loss", unit="nat", format=":7.2f", STAGE=subset.upper())
         log.metadata(f"{subset}_wer", unit="%", format=":6.2f", STAGE=subset.upper())
+        log.metadata(f"{subset}_cer", unit="%", format=":6.2f", STAGE=subset.upper())
         log.metadata(f"{subset}_throughput", unit="utts/s", format=":5.0f", STAGE=subset.upper())
         log.metadata(f"{subset}_took", unit="s", format=":5.2f", STAGE=subset.upper())
     log.metadata("train_lrate", format=":.2e", STAGE="TRAIN")

@@ -229,7 +229,7 @@ finetune() {
 # The flags of training, which all mains have.
 training_flags() {
     train_flags=(
-        --do_train "--train_batch_size=$batch_size" "--num_accumulation_steps=$num_accumulation_steps"
+        --do_train --report "--train_batch_size=$batch_size" "--num_accumulation_steps=$num_accumulation_steps"
         "--learning_rate=$learning_rate" "--num_train_epochs=$epochs"
     )
 }

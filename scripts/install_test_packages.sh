@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Gets what tests on several processes need of the system: a compiler and MPI for Horovod, a one-node Slurm. Only root
-# on Debian and Ubuntu can; elsewhere, and where apt-get fails, those tests skip and say what is missing.
+# Gets what tests need of the system: a compiler and MPI for Horovod, a one-node Slurm, a browser. Only root on Debian and
+# Ubuntu can; elsewhere, and where apt-get fails, those tests skip and say what is missing.
 #
 # usage: bash scripts/install_test_packages.sh [--dry-run] [--help]
 set -euo pipefail
@@ -8,8 +8,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 parse_common "$@"
 ((${#ARGS[@]} == 0)) || die "unknown argument '${ARGS[0]}': usage is install_test_packages.sh [--dry-run] [--help]"
 
-commands=(g++ make mpirun mpicxx slurmctld slurmd munged)
-packages=(g++ make openmpi-bin libopenmpi-dev slurm-wlm munge)
+commands=(g++ make mpirun mpicxx slurmctld slurmd munged chromium)
+packages=(g++ make openmpi-bin libopenmpi-dev slurm-wlm munge chromium)
 missing=()
 for command in "${commands[@]}"; do
     command -v "$command" >/dev/null || [[ -x /usr/sbin/$command ]] || missing+=("$command")

@@ -161,7 +161,7 @@ pretrain() {
     find_records "$2" "$3"
     start_bert "$num_gpus" bert_tf.run_pretraining \
         "--input_files_dir=$train_dirs" "--eval_files_dir=$eval_dirs" "--output_dir=$1" \
-        "--bert_config_file=$bert_config" --do_train --do_eval "--eval_batch_size=$eval_batch_size" \
+        "--bert_config_file=$bert_config" --do_train --report --do_eval "--eval_batch_size=$eval_batch_size" \
         "--max_seq_length=$2" "--max_predictions_per_seq=$3" "--save_checkpoints_steps=$save_checkpoints_steps" \
         "${precision_flags[@]}" "$xla_flag" --allreduce_post_accumulation=True \
         "${@:4}" \

@@ -68,6 +68,7 @@ quickstart_bert() {
 
     stage "summary"
     run "$PYTHON_BERT" -m bert_tf.summary "$results"
+    run "$PYTHON_BERT" -m runkit.report "$results"
     log "ask the model about a text of yours: bash scripts/answer.sh $results/squad"
 }
 
@@ -113,6 +114,7 @@ quickstart_asr() {
 
     stage "summary"
     run "$PYTHON_ASR" -m jasper_pt.summary "$results"
+    run "$PYTHON_ASR" -m runkit.report "$results"
 }
 
 case ${ARGS[0]:-all} in

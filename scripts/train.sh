@@ -95,7 +95,7 @@ flags=(
     "--epochs=$EPOCHS" "--warmup_epochs=$WARMUP_EPOCHS" "--hold_epochs=$HOLD_EPOCHS"
     "--epochs_this_job=$EPOCHS_THIS_JOB" "--save_frequency=$SAVE_FREQUENCY"
     --keep_milestones "${milestones[@]}" "--save_best_from=$SAVE_BEST_FROM"
-    --log_frequency=1 "--eval_frequency=$EVAL_FREQUENCY" "--prediction_frequency=$PREDICTION_FREQUENCY"
+    --report --log_frequency=1 "--eval_frequency=$EVAL_FREQUENCY" "--prediction_frequency=$PREDICTION_FREQUENCY"
     ${BENCHMARK_EPOCHS:+"--benchmark_epochs_num=$BENCHMARK_EPOCHS"} ${CHECKPOINT:+"--ckpt=$CHECKPOINT"}
     "${overrides[@]}"
 )

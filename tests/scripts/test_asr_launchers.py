@@ -101,6 +101,7 @@ def test_published_quartznet_defaults():
         "model_config": DEFAULT_CONFIG,
         "dataset_dir": "/datasets/LibriSpeech",
         "output_dir": "/results",
+        "report": "",
         "log_file": "/results/nvlog.json",
         "train_manifests": " ".join(manifests),
         "val_manifests": "/datasets/LibriSpeech/librispeech-dev-clean-wav.json",
