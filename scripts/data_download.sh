@@ -58,17 +58,14 @@ container_variables() {
     done
 }
 
+export DRY_RUN
 if [[ $docker_allowed == true ]]; then
     if command -v docker >/dev/null && docker image inspect bert >/dev/null 2>&1; then
-        gpus=() && ! has_gpu || gpus=(--gpus "${NVIDIA_VISIBLE_DEVICES:-all}")
         mapfile -t variables < <(container_variables)
         [[ -z ${BOOKS:-} ]] || variables+=(--volume "$(realpath "$BOOKS"):/books:ro" --env BOOKS=/books)
         log "== $what, in the container bert"
-        run docker run "${gpus[@]}" --rm --net=host --shm-size=1g --ulimit memlock=-1 --ulimit stack=67108864 \
-            --user "$(id -u):$(id -g)" --volume "$ROOT:/workspace/bert" --workdir /workspace/bert \
-            --env BERT_PREP_WORKING_DIR=/workspace/bert/data --env "BERT_PYTHON=${BERT_PYTHON:-python3}" \
-            --env HOME=/tmp "${variables[@]}" \
-            bert bash scripts/data_download.sh "$what" --no-docker "${plan[@]}" ||
+        bash "$ROOT/scripts/docker/launch.sh" bert --env BERT_PREP_WORKING_DIR=/workspace/bert/data "${variables[@]}" \
+            bash scripts/data_download.sh "$what" --no-docker "${plan[@]}" ||
             die "$what failed in the container; the reason is above"
         exit
     fi
@@ -77,7 +74,6 @@ fi
 
 # ------------------------------------------------------------------------------------------------------ on this machine
 
-export DRY_RUN
 work=${BERT_PREP_WORKING_DIR:-${DATA_DIR:-$ROOT/data}}
 find_bert_python
 

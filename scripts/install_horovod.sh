@@ -31,7 +31,7 @@ if [[ -z $kind ]]; then
 fi
 
 # ------------------------------------------------------------------------------------------------ what is there
-bash "$ROOT/scripts/setup.sh" bert
+bash "$ROOT/scripts/setup.sh" bert "--$kind"
 find_bert_python
 venv=$ROOT/.venv/bert
 engines=gloo
@@ -90,7 +90,9 @@ if [[ $DRY_RUN == true || $rebuild == true || ! -d $wheels ]]; then
         require make "it builds Horovod: on Debian and Ubuntu, apt-get install g++ make"
         require tar "it unpacks Horovod's source"
     fi
-    if [[ $kind == gpu ]]; then
+    if [[ $kind == gpu && $DRY_RUN == true ]]; then
+        cuda=CUDA nccl=NCCL # found when it is built
+    elif [[ $kind == gpu ]]; then
         require nvcc "it compiles Horovod's GPU part: install the CUDA toolkit and put its bin folder on PATH, or give --cpu"
         cuda=$(dirname "$(dirname "$(command -v nvcc)")")
         nccl=$("$PYTHON_BERT" -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])' 2>/dev/null) ||
