@@ -32,6 +32,7 @@ from typing import IO, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from jasper_pt import nemo
 from jasper_pt.ema import Ema
 from jasper_pt.novograd import NovoGrad
 from jasper_pt.precision import LossScale
@@ -57,11 +58,16 @@ class Position:
 def write(path: str | Path, contents: Mapping[str, Any]) -> None:
     """Writes a checkpoint. Not atomic: training goes through Checkpoints. Raises OSError when it cannot be written."""
     with open(path, "wb") as stream:
-        watched = _Watched(stream)
-        try:
-            torch.save(dict(contents), watched)
-        except RuntimeError as error:
-            raise watched.error or error from None
+        write_to(stream, contents)
+
+
+def write_to(stream: IO[bytes], contents: Mapping[str, Any]) -> None:
+    """The same to an open file."""
+    watched = _Watched(stream)
+    try:
+        torch.save(dict(contents), watched)
+    except RuntimeError as error:
+        raise watched.error or error from None
 
 
 class _Watched:
@@ -82,13 +88,15 @@ class _Watched:
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """Reads a checkpoint, ours or a published one, tensors on the CPU. Nothing in it is executed.
+    """Reads a checkpoint, ours or a published one, or a NeMo archive, tensors on the CPU. Nothing in it is executed.
 
     Raises UserError naming file and cause: missing, damaged, or not a checkpoint.
     """
     path = Path(path)
     if not path.is_file():
         raise UserError(f"no checkpoint {path}: {'it is a folder' if path.is_dir() else 'there is no such file'}")
+    if nemo.is_archive(path):
+        return nemo.read(path)
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()

@@ -169,6 +169,7 @@ class FeatureConfig:
     lowfreq: float = 0.0
     highfreq: float | None = None  # None: half the sample rate
     log: bool = True
+    log_guard: float = 1e-20  # added before the logarithm, so that digital silence stays finite (ours; NeMo: 2^-24)
     dither: float = 1e-5
     pad_align: int = 16  # frames
     pad_to_max_duration: bool = False
@@ -184,6 +185,7 @@ class FeatureConfig:
             f"0 < window_stride <= window_size <= {MAX_WINDOW} (s) is needed, and a stride of one sample at least",
         )
         _require(self.n_filt > 0 and self.pad_align > 0, "n_filt and pad_align must be positive")
+        _require(0 < self.log_guard < math.inf, "log_guard must be positive")
         _require(0 <= self.dither < math.inf, "dither must be a number, and not negative")
         _require(self.preemph is None or math.isfinite(self.preemph), "preemph must be a number")
         _require(
@@ -451,28 +453,36 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _read_with_base(path: Path, chain: tuple[Path, ...]) -> dict:
+def read_yaml(content: bytes, source: str | Path) -> dict:
+    """A YAML file's mapping, read strictly (see _Loader). Raises UserError naming `source`, line and cause."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise UserError(f"{path}: has {path.stat().st_size} bytes; a model config has at most {MAX_BYTES}")
-        raw = yaml.load(path.read_text(encoding="utf-8-sig"), Loader=_Loader)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+        if len(content) > MAX_BYTES:
+            raise UserError(f"{source}: has more than {MAX_BYTES} bytes; a model config has at most that")
+        raw = yaml.load(content.decode("utf-8-sig"), Loader=_Loader)
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 at byte {error.start}") from error
+        raise UserError(f"{source}: not UTF-8 at byte {error.start}") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise UserError(f"{path}{where}: {error.problem}") from error
+        raise UserError(f"{source}{where}: {error.problem}") from error
     except yaml.YAMLError as error:
-        raise UserError(f"{path}: {error}") from error
+        raise UserError(f"{source}: {error}") from error
     except (ValueError, OverflowError, LookupError, AttributeError, TypeError) as error:
         # What PyYAML raises where a text does not fit its tag: 2001-99-99, 0x, !!bool x, !!timestamp x.
-        raise UserError(f"{path}: a value does not fit its type ({error})") from error
+        raise UserError(f"{source}: a value does not fit its type ({error})") from error
     except RecursionError as error:
-        raise UserError(f"{path}: its lists or mappings are nested too deeply") from error
+        raise UserError(f"{source}: its lists or mappings are nested too deeply") from error
     if not isinstance(raw, dict):
-        raise UserError(f"{path}: expected a mapping of keys, got {type(raw).__name__}")
+        raise UserError(f"{source}: expected a mapping of keys, got {type(raw).__name__}")
+    return raw
+
+
+def _read_with_base(path: Path, chain: tuple[Path, ...]) -> dict:
+    try:
+        with open(path, "rb") as stream:
+            raw = read_yaml(stream.read(MAX_BYTES + 1), path)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
     if "base" not in raw:
         return raw
     base = path.parent / str(raw.pop("base"))

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from jasper_pt.config import FeatureConfig
 
-LOG_GUARD = 1e-20  # added to mel energies before the logarithm, so that digital silence stays finite
 STD_GUARD = 1e-5  # added to the standard deviation
 
 
@@ -98,7 +97,7 @@ class LogMel(nn.Module):
 
         An utterance of one frame, or without any change, becomes zeros.
         """
-        x = mel + LOG_GUARD if self.config.log else mel.clone()
+        x = mel + self.config.log_guard if self.config.log else mel.clone()
         if self.config.log:
             x.log_()
         valid = _valid(frames, x.shape[2])[:, None]  # [B, 1, T]

@@ -28,7 +28,7 @@ if __package__ in (None, ""):  # started by path: python jasper_pt/run_inference
 import torch
 from torch import Tensor, nn
 
-from jasper_pt import checkpoint, distributed
+from jasper_pt import checkpoint, distributed, nemo
 from jasper_pt.audio import audio_info
 from jasper_pt.config import Config, load_config, parse_config
 from jasper_pt.decode import greedy
@@ -64,7 +64,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     flag("--model_config", help="YAML file; default: what the checkpoint was saved with")
     flag("--dataset_dir", help="folder that audio paths in the manifests start from")
     flag("--val_manifests", nargs="+", help="manifests to transcribe and to score")
-    flag("--ckpt", help="checkpoint; without one the weights are random (for measuring speed)")
+    flag("--ckpt", help="checkpoint or .nemo archive; without one the weights are random (for measuring speed)")
     flag("--ema", action="store_true", help="the moving average of the weights")
     flag("--amp", "--fp16", action="store_true", help="half precision: fp16 on a GPU, bf16 on a CPU")
     flag("--precision", choices=tuple(PRECISIONS), help="wins over --amp; default tf32 (GPU) or fp32 (CPU) (added)")
@@ -155,8 +155,9 @@ def recogniser(forward: Forward, pad_leading: int) -> Callable[[AsrBatch], tuple
 
 
 def choose_config(args: argparse.Namespace, contents: dict[str, Any] | None) -> Config:
-    """--model_config, else what the checkpoint was saved with; --labels and --override_config change it."""
-    if args.model_config:
+    """--model_config, else what the checkpoint was saved with (a NeMo archive's in any case, as published); changed by
+    --labels and --override_config."""
+    if args.model_config and not (args.ckpt and nemo.is_archive(args.ckpt)):
         config = load_config(args.model_config, args.override_config)
     elif contents is not None and "config" in contents:
         config = parse_config(contents["config"], f"configuration in {args.ckpt}", args.override_config)
