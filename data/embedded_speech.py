@@ -4,6 +4,8 @@
 
 In LibriSpeech layout, 16 kHz mono FLAC: <output_dir>/{train,dev,test}/<speaker>/1/<speaker>-1-<utterance>.flac with
 .trans.txt files, and librispeech-{train,dev,test}-wav.json beside the three folders. SPEAKERS.TXT tells the voices.
+<speaker>-1.ctm tells when each word is said (NIST's form: utterance, channel, start, duration, word); words that
+espeak-ng runs together ("of the") are one, joined by "_".
 
 A voice is a timbre (espeak-ng's variants: larynx and formants) with an accent, a rate and a pitch. No timbre and no
 sentence of one split is in another; the words, about 180, are the same everywhere. There is a little room noise, since
@@ -16,8 +18,10 @@ import argparse
 import contextlib
 import ctypes
 import importlib.metadata
+import itertools
 import multiprocessing
 import random
+import re
 import signal
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -176,6 +180,28 @@ def speakers(split: str, seed: int) -> list[Speaker]:
 # -------------------------------------------------------------------------------------------------------- synthesis
 
 
+class Event(ctypes.Structure):
+    """espeak_EVENT: what begins at a sample."""
+
+    LIST_TERMINATED, WORD, PHONEME = 0, 1, 7
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("unique_identifier", ctypes.c_uint),
+        ("text_position", ctypes.c_int),  # character, from 1
+        ("length", ctypes.c_int),
+        ("audio_position", ctypes.c_int),  # ms
+        ("sample", ctypes.c_int),
+        ("user_data", ctypes.c_void_p),
+        ("id", ctypes.c_char * 8),  # of a phoneme: its name
+    )
+
+
+class SpokenWord(NamedTuple):
+    text: str  # several words where espeak-ng runs them together ("of the")
+    start: int  # sample
+    end: int
+
+
 class Espeak:
     """libespeak-ng through its C interface (espeak-ng/speak_lib.h).
 
@@ -183,29 +209,38 @@ class Espeak:
     sound is the same only for the same sentences in the same order in a new process.
     """
 
-    SYNCHRONOUS, DO_NOT_EXIT, UTF8 = 2, 0x8000, 1
+    SYNCHRONOUS, PHONEME_EVENTS, DO_NOT_EXIT, UTF8 = 2, 1, 0x8000, 1
     RATE, VOLUME, PITCH, RANGE = 1, 2, 3, 4
-    CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
+    CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(Event))
 
     def __init__(self):
         loader = espeak_loader()
         self._library = ctypes.CDLL(loader.get_library_path())
         path = loader.get_data_path().encode()
-        self.sample_rate = self._library.espeak_Initialize(self.SYNCHRONOUS, 0, path, self.DO_NOT_EXIT)
+        self.sample_rate = self._library.espeak_Initialize(
+            self.SYNCHRONOUS, 0, path, self.DO_NOT_EXIT | self.PHONEME_EVENTS
+        )
         if self.sample_rate <= 0:
             raise UserError("espeak-ng does not start: install espeakng-loader anew (bash scripts/setup.sh asr)")
         self._chunks: list[np.ndarray] = []
+        self._events: list[tuple[int, int, int, bytes]] = []  # type, character from 0, sample, id
         self._callback = self.CALLBACK(self._take)  # kept here, since the library keeps no reference
         self._library.espeak_SetSynthCallback(self._callback)
 
-    def _take(self, samples, n_samples: int, _events) -> int:
+    def _take(self, samples, n_samples: int, events) -> int:
         if samples and n_samples > 0:
             self._chunks.append(np.ctypeslib.as_array(samples, (n_samples,)).copy())
+        index = 0
+        while events[index].type != Event.LIST_TERMINATED:
+            event = events[index]
+            self._events.append((event.type, event.text_position - 1, event.sample, event.id))
+            index += 1
         return 0
 
     def say(self, text: str, speaker: Speaker, volume: int = 60) -> np.ndarray:
         """int16 [N] at self.sample_rate. The volume is below espeak-ng's 100, where some voices clip."""
         self._chunks.clear()
+        self._events.clear()
         if self._library.espeak_SetVoiceByName(speaker.voice.encode()) != 0:
             raise UserError(f"espeak-ng has no voice {speaker.voice}")
         values = (speaker.rate, volume, speaker.pitch, speaker.pitch_range)
@@ -215,6 +250,24 @@ class Espeak:
         self._library.espeak_Synth(data, ctypes.c_size_t(len(data)), 0, 0, 0, self.UTF8, None, None)
         self._library.espeak_Synchronize()
         return np.concatenate(self._chunks)
+
+    def spoken_words(self, text: str) -> list[SpokenWord]:
+        """When the words of the text said last were said. A word begins where espeak-ng says so (the closure of a stop
+        belongs to it) and ends where the next one or a pause begins."""
+        words = [(match.start(), match.end()) for match in re.finditer(r"\S+", text)]
+        begun: dict[int, int] = {}  # word -> sample
+        pauses = []
+        for kind, character, sample, name in self._events:
+            if kind == Event.WORD:
+                begun.setdefault(next(i for i, (_, end) in enumerate(words) if character < end), sample)
+            elif kind == Event.PHONEME and name.startswith(b"_"):
+                pauses.append(sample)
+        spoken = []
+        for first, last in itertools.pairwise([*begun, len(words)]):
+            start = begun[first]
+            end = min(sample for sample in (*pauses, begun.get(last, pauses[-1])) if sample > start)
+            spoken.append(SpokenWord(text[words[first][0] : words[last - 1][1]], start, end))
+        return spoken
 
 
 def espeak_loader():
@@ -244,35 +297,40 @@ class Reading(NamedTuple):
 
 
 def read_aloud(reading: Reading) -> None:
-    """Writes <folder>/<speaker>/1/<speaker>-1-<utterance>.flac and the transcripts."""
+    """Writes <folder>/<speaker>/1/<speaker>-1-<utterance>.flac, the transcripts and the times of words."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process too
     speaker = reading.speaker
     random_source = random.Random(f"reading {speaker.key} {reading.seed}")
     espeak = Espeak()
     chapter = reading.folder / speaker.key / "1"
     chapter.mkdir(parents=True)
-    lines = []
+    lines, times = [], []
     for number, text in enumerate(reading.texts):
         today = speaker._replace(
             rate=round(speaker.rate * random_source.uniform(0.92, 1.08)),
             pitch=speaker.pitch + random_source.randint(-4, 4),
         )
         key = f"{speaker.key}-1-{number:04d}"
-        samples = recording(espeak.say(text, today), espeak.sample_rate, random_source)
+        samples, before = recording(espeak.say(text, today), espeak.sample_rate, random_source)
         soundfile.write(chapter / f"{key}.flac", samples, SAMPLE_RATE, subtype="PCM_16", format="FLAC")
         lines.append(f"{key} {text.upper()}\n")
+        for words, *span in espeak.spoken_words(text):
+            start, end = (before / SAMPLE_RATE + sample / espeak.sample_rate for sample in span)
+            times.append(f"{key} 1 {start:.3f} {end - start:.3f} {words.replace(' ', '_')}\n")
     (chapter / f"{speaker.key}-1.trans.txt").write_text("".join(lines), encoding="utf-8")
+    (chapter / f"{speaker.key}-1.ctm").write_text("".join(times), encoding="utf-8")
 
 
-def recording(speech: np.ndarray, sample_rate: int, random_source: random.Random) -> np.ndarray:
-    """int16 [N] of synthesis -> int16 [N'] at SAMPLE_RATE: at some level, between short pauses, with room noise."""
+def recording(speech: np.ndarray, sample_rate: int, random_source: random.Random) -> tuple[np.ndarray, int]:
+    """int16 [N] of synthesis -> int16 [N'] at SAMPLE_RATE: at some level, between short pauses, with room noise; and
+    the samples of the pause before."""
     resampled = soxr.resample(speech.astype(np.float32), sample_rate, SAMPLE_RATE, quality="HQ")
     peak = random_source.uniform(0.25, 0.9)
     before, after = (round(random_source.uniform(0.05, 0.25) * SAMPLE_RATE) for _ in range(2))
     noise_level = 10 ** (random_source.uniform(-70, -55) / 20)
     signal_ = np.pad(resampled * (peak / np.abs(resampled).max()), (before, after))
     noise = np.random.default_rng(random_source.getrandbits(64)).normal(0.0, noise_level, len(signal_))
-    return np.rint((signal_ + noise).clip(-1, 1) * (2**15 - 1)).astype(np.int16)
+    return np.rint((signal_ + noise).clip(-1, 1) * (2**15 - 1)).astype(np.int16), before
 
 
 # ------------------------------------------------------------------------------------------------------- the corpus
