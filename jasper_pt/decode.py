@@ -16,6 +16,7 @@ class Tokens(NamedTuple):
     ids: list[int]  # indices of labels
     frames: list[int]  # output frame at which each begins
     confidences: list[float]  # the greatest probability of each over the frames it spans
+    ends: Sequence[int] = ()  # output frame behind the last that each spans; empty: each spans one frame
 
 
 def greedy(log_probs: Tensor, lengths: Tensor, labels: Sequence[str]) -> list[str]:
@@ -29,7 +30,7 @@ def greedy_tokens(log_probs: Tensor, lengths: Tensor) -> list[Tokens]:
     """The same as label indices, with their times and confidences."""
     batch, frames, classes = log_probs.shape
     if frames == 0:
-        return [Tokens([], [], [])] * batch
+        return [Tokens([], [], [], [])] * batch
     best, ids = log_probs.max(-1)  # [B,T]
     valid = torch.arange(frames, device=ids.device) < lengths.to(ids.device)[:, None]
     starts = torch.ones_like(valid)
@@ -40,13 +41,15 @@ def greedy_tokens(log_probs: Tensor, lengths: Tensor) -> list[Tokens]:
         1, runs, best.masked_fill(~valid, -torch.inf), "amax", include_self=False
     )
     peaks = peaks.gather(1, runs).exp()
+    spans = torch.zeros_like(runs).scatter_add(1, runs, valid.long()).gather(1, runs)
     kept = starts & valid & (ids != classes - 1)
     rows, times = kept.nonzero(as_tuple=True)
     symbols, confidences = ids[kept].tolist(), peaks[kept].float().tolist()
+    ends = (times + spans[kept]).tolist()
     times, counts = times.tolist(), torch.bincount(rows, minlength=batch).tolist()
     tokens, begin = [], 0
     for count in counts:
         part = slice(begin, begin + count)
-        tokens.append(Tokens(symbols[part], times[part], confidences[part]))
+        tokens.append(Tokens(symbols[part], times[part], confidences[part], ends[part]))
         begin += count
     return tokens

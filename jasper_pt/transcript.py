@@ -10,6 +10,7 @@ seconds from the start of the audio. docs/transcripts.md tells how times and con
 import dataclasses
 import itertools
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,11 @@ MIN_CUE_SECONDS, MAX_CUE_SECONDS = 1.0, 7.0
 CUE_PAUSE = 1.0  # s without words that end a cue in any case
 
 
+# How far a word reaches beyond the frames of its first and last labels, at most: what fits a model of this recipe best on
+# the development set of the synthetic corpus. benchmarks/asr_times.py measures it.
+EDGE = 0.04  # s
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Character:
     """A label of the model: a letter, mostly. Blanks between words are not among them."""
@@ -33,7 +39,7 @@ class Character:
     text: str
     start: float  # s
     end: float  # s
-    confidence: float  # 0..1
+    confidence: float  # 0..1: the greatest probability of the label over the frames it spans
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,7 +49,7 @@ class Word:
     text: str
     start: float  # s
     end: float  # s
-    confidence: float  # 0..1
+    confidence: float  # 0..1: the product of its characters'
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,7 +59,7 @@ class Transcript:
     text: str
     words: tuple[Word, ...]
     characters: tuple[Character, ...]
-    confidence: float  # 0..1; 1 of a text without words
+    confidence: float  # 0..1: the mean of its words', so about the part of them that is right; 1 without words
     duration: float  # s, of the audio
     source: str = ""  # the audio's path or name, if it has one
 
@@ -70,45 +76,61 @@ def _rounded(unit: Character | Word | Transcript) -> dict:
 
 
 def transcript_of(
-    tokens: "Tokens", labels: Sequence[str], frame_seconds: float, duration: float, source: str = ""
+    tokens: "Tokens",
+    labels: Sequence[str],
+    frame_seconds: float,
+    duration: float,
+    source: str = "",
+    first_frame: float = 0.0,
 ) -> Transcript:
-    """The transcript that decoded tokens spell. frame_seconds: seconds from one output frame to the next; duration: of
-    the audio. A label " ", or one that begins with a blank, begins a word."""
-    characters: list[Character] = []
-    words: list[Word] = []
-    first = 0  # character of the current word
+    """The transcript that decoded tokens spell. A label " ", or one that begins with a blank, begins a word.
 
-    def close_word() -> None:
-        nonlocal first
-        if part := characters[first:]:
-            text = "".join(character.text for character in part)
-            confidence = word_confidence([character.confidence for character in part])
-            words.append(Word(text, part[0].start, part[-1].end, confidence))
-        first = len(characters)
+    frame_seconds: from one output frame to the next; duration (s): of the audio; first_frame: the second of the audio
+    that output frame 0 stands for.
 
-    times = [min(frame * frame_seconds, duration) for frame in tokens.frames]
-    for index, start, end, confidence in zip(
-        tokens.ids, times, [*times[1:], duration], tokens.confidences, strict=True
-    ):
-        text = labels[index]
-        if text.startswith(" "):
-            close_word()
-        if text := text.strip():
-            characters.append(Character(text, start, end, confidence))
-    close_word()
+    Times: a label is sure to be said from its first frame to its last. What lies between two labels of a word is halved
+    between them. Between two words each gets half, but no more than EDGE; so neighbours meet, and a pause stays one.
+    The first word begins with its first label, since a label shows at once after silence.
+    """
+    begins_word = True
+    spoken: list[tuple[str, bool, float]] = []  # text, whether it begins a word, confidence
+    starts, stops = [], []  # s
+    ends = tokens.ends or [frame + 1 for frame in tokens.frames]
+    for index, frame, end, confidence in zip(tokens.ids, tokens.frames, ends, tokens.confidences, strict=True):
+        begins_word |= labels[index].startswith(" ")
+        if text := labels[index].strip():
+            spoken.append((text, begins_word, confidence))
+            starts.append(min(max(first_frame + frame * frame_seconds, 0.0), duration))
+            stops.append(min(max(first_frame + end * frame_seconds, 0.0), duration))
+            begins_word = False
+    for i, (_, begins_word, _) in enumerate(spoken[1:]):
+        reach = (starts[i + 1] - stops[i]) / 2
+        if begins_word:
+            reach = min(reach, EDGE)
+        stops[i] += reach
+        starts[i + 1] -= reach
+    if spoken:
+        stops[-1] = min(stops[-1] + EDGE, duration)
+
+    characters = [
+        Character(text, start, stop, confidence)
+        for (text, _, confidence), start, stop in zip(spoken, starts, stops, strict=True)
+    ]
+    firsts = [i for i, (_, begins_word, _) in enumerate(spoken) if begins_word]
+    words = []
+    for first, last in itertools.pairwise([*firsts, len(spoken)]):
+        part = characters[first:last]
+        text = "".join(character.text for character in part)
+        confidence = math.prod(character.confidence for character in part)
+        words.append(Word(text, part[0].start, part[-1].end, confidence))
     return Transcript(
-        " ".join(word.text for word in words),
-        tuple(words),
-        tuple(characters),
-        word_confidence([character.confidence for character in characters]),
-        duration,
-        source,
+        text=" ".join(word.text for word in words),
+        words=tuple(words),
+        characters=tuple(characters),
+        confidence=sum(word.confidence for word in words) / len(words) if words else 1.0,
+        duration=duration,
+        source=source,
     )
-
-
-def word_confidence(confidences: Sequence[float]) -> float:
-    """Confidence of a word from those of its characters: their mean; 1 of nothing."""
-    return sum(confidences) / len(confidences) if confidences else 1.0
 
 
 # ---------------------------------------------------------------------------------------------------------- the forms

@@ -9,15 +9,16 @@ LABELS = [" ", "a", "b", "'"]
 
 
 def by_loop(log_probs, length):
-    """Label indices, first frames and peaks of the collapsed best path."""
+    """Label indices, first frames, peaks and ends of the collapsed best path."""
     found, previous = [], None
     for frame in range(length):
         symbol = int(log_probs[frame].argmax())
         probability = float(log_probs[frame, symbol].exp())
         if symbol != previous:
-            found.append([symbol, frame, probability])
+            found.append([symbol, frame, probability, frame + 1])
         else:
             found[-1][2] = max(found[-1][2], probability)
+            found[-1][3] = frame + 1
         previous = symbol
     return [entry for entry in found if entry[0] != len(LABELS)]
 
@@ -33,6 +34,7 @@ def test_tokens_are_those_of_a_loop():
             assert tokens.ids == [entry[0] for entry in expected]
             assert tokens.frames == [entry[1] for entry in expected]
             assert tokens.confidences == pytest.approx([entry[2] for entry in expected])
+            assert tokens.ends == [entry[3] for entry in expected]
 
 
 def path(text):
@@ -53,7 +55,7 @@ def test_frames_beyond_the_length_are_not_read():
     assert greedy(path("ab-aaaa"), torch.tensor([3]), LABELS) == ["ab"]
     assert greedy(path("aaaa"), torch.tensor([0]), LABELS) == [""]
     (tokens,) = greedy_tokens(path("aabb"), torch.tensor([3]))
-    assert (tokens.ids, tokens.frames) == ([1, 2], [0, 2])
+    assert (tokens.ids, tokens.frames, tokens.ends) == ([1, 2], [0, 2], [2, 3])
 
 
 def test_no_frames_and_no_utterances():
