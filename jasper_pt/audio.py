@@ -78,8 +78,47 @@ def read_audio(
             raise _cut_off(source, _seconds(file), (start + len(mono)) / file.samplerate)
         file_rate = file.samplerate
     if not np.abs(mono).max() <= MAX_AMPLITUDE:  # not so for NaN
-        raise UserError(f"{_name(source)}: holds NaN or infinite samples, or absurd ones; make it anew from its source")
+        raise _absurd(source)
     return resample(mono, file_rate, sample_rate)
+
+
+def audio_blocks(source: Source, sample_rate: int = SAMPLE_RATE, seconds: float = 10.0) -> Iterator[np.ndarray]:
+    """What read_audio gives for a whole file, in pieces of about `seconds`, for files that are larger than memory.
+
+    Raises UserError as read_audio does, though damage is met only when it is reached.
+    """
+    with _opened(source) as file:
+        resampler, block = Resampler(file.samplerate, sample_rate), max(1, round(seconds * file.samplerate))
+        tolerance = round(LOSSY_TOLERANCE * file.samplerate) if LOSSY_SUBTYPES.match(file.subtype) else 0
+        done = 0
+        while done < file.frames:
+            wanted = min(block, file.frames - done)
+            mono = _read_mono(file, wanted)
+            done += len(mono)
+            if len(mono) < wanted and (file.frames - done > tolerance or not done):
+                raise _cut_off(source, _seconds(file), done / file.samplerate)
+            if len(mono) and not np.abs(mono).max() <= MAX_AMPLITUDE:
+                raise _absurd(source)
+            yield resampler.feed(mono)
+            if len(mono) < wanted:  # the encoder's padding, which the header counts
+                break
+        yield resampler.finish()
+
+
+class Resampler:
+    """`resample` for a signal that comes in pieces."""
+
+    def __init__(self, from_rate: float, to_rate: float):
+        self._stream = None if from_rate == to_rate else soxr.ResampleStream(from_rate, to_rate, 1, quality="HQ")
+
+    def feed(self, samples: np.ndarray) -> np.ndarray:
+        """float32 [N] -> what is sure of the resampled signal by now."""
+        return samples if self._stream is None else self._stream.resample_chunk(samples)
+
+    def finish(self) -> np.ndarray:
+        """The rest of it."""
+        empty = np.zeros(0, np.float32)
+        return empty if self._stream is None else self._stream.resample_chunk(empty, last=True)
 
 
 def _read_mono(file: soundfile.SoundFile, wanted: int) -> np.ndarray:
@@ -155,6 +194,10 @@ def _seconds(file: soundfile.SoundFile) -> float:
 
 def _cut_off(source: Source, promised: float, there: float) -> UserError:
     return UserError(f"{_name(source)}: is cut off: {promised:.3f} s by its header, {there:.3f} s in it")
+
+
+def _absurd(source: Source) -> UserError:
+    return UserError(f"{_name(source)}: holds NaN or infinite samples, or absurd ones; make it anew from its source")
 
 
 def _cause(error: soundfile.LibsndfileError) -> str:

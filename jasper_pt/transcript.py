@@ -27,8 +27,8 @@ MIN_CUE_SECONDS, MAX_CUE_SECONDS = 1.0, 7.0
 CUE_PAUSE = 1.0  # s without words that end a cue in any case
 
 
-# How far a word reaches beyond the frames of its first and last labels, at most: what fits a model of this recipe best on
-# the development set of the synthetic corpus. benchmarks/asr_times.py measures it.
+# How far a word reaches beyond the frames of its first and last labels, at most: what fits a model of this recipe best
+# on the development set of the synthetic corpus. benchmarks/asr_times.py measures it.
 EDGE = 0.04  # s
 
 
