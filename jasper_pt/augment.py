@@ -110,6 +110,11 @@ def trim_silence(audio: np.ndarray, top_db: float = 60.0) -> np.ndarray:
     Silent are frames of 2048 samples, hop 512, whose power is more than `top_db` below that of the loudest frame, with
     powers below -100 dB counted as -100 dB; exactly librosa.effects.trim. Digital silence is returned whole.
     """
+    return audio[loud_part(audio, top_db)]
+
+
+def loud_part(audio: np.ndarray, top_db: float = 60.0) -> slice:
+    """The samples of `audio` [N] that trim_silence leaves."""
     hop = 512  # a frame is two hops on either side of its centre
     num_frames = 1 + len(audio) // hop
     padded = np.zeros((num_frames + 3) * hop, np.float32)
@@ -118,7 +123,7 @@ def trim_silence(audio: np.ndarray, top_db: float = 60.0) -> np.ndarray:
     power = sum(energies[i : i + num_frames] for i in range(4)) / (4 * hop)
     level = 10 * np.log10(np.maximum(power, 1e-10))
     loud = np.flatnonzero(level > level.max() - top_db)
-    return audio[loud[0] * hop : (loud[-1] + 1) * hop]
+    return slice(int(loud[0]) * hop, min((int(loud[-1]) + 1) * hop, len(audio)))
 
 
 # ----------------------------------------------------------------------------------------------------- features

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from jasper_pt.audio import read_audio
-from jasper_pt.augment import draw_masks, mask_features, perturb, speed_factor, trim_silence, utterance_rng
+from jasper_pt.augment import draw_masks, loud_part, mask_features, perturb, speed_factor, utterance_rng
 from jasper_pt.config import AudioConfig, Config, InputConfig
 from jasper_pt.features import LogMel
 from jasper_pt.manifest import Utterance
@@ -55,6 +55,7 @@ class AsrBatch(NamedTuple):
     transcripts: list[str]  # normalised: what the targets spell
     durations: list[float]  # s of audio read, before trimming and changes of speed
     indices: list[int]  # places in the sequence of utterances the loader was given
+    starts: Sequence[float] = ()  # s of silence trimmed from the start; empty: not known
 
 
 # ---------------------------------------------------------------------------------------------------- transcripts
@@ -162,6 +163,7 @@ class Example(NamedTuple):
     target: list[int]
     transcript: str
     masks: np.ndarray | None  # [M, 4], None in evaluation
+    start: float | None = None  # s of silence trimmed from the start, if known
 
 
 class Reader:
@@ -184,11 +186,13 @@ class Reader:
             error.add_note(f"while reading {path}")
             raise
         duration = len(audio) / self.audio.sample_rate
+        start = 0.0
         if self.audio.trim_silence:
-            audio = trim_silence(audio)
+            part = loud_part(audio)
+            audio, start = audio[part], part.start / self.audio.sample_rate
         if epoch is not None:
             audio = perturb(audio, self.audio, self.features.dither, self.seed, epoch, utterance.key)
-        return Example(index, audio, duration, *self.target(utterance), self.masks(utterance, epoch))
+        return Example(index, audio, duration, *self.target(utterance), self.masks(utterance, epoch), start)
 
     def file_name(self, index: int) -> str:
         return str(self.utterances[index].audio_path)
@@ -244,6 +248,7 @@ class Reader:
             [example.transcript for example in examples],
             [example.duration for example in examples],
             [example.index for example in examples],
+            [example.start for example in examples if example.start is not None],
         )
 
     def to_device(self, array: np.ndarray) -> Tensor:

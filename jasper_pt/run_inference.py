@@ -6,7 +6,8 @@
     python -m jasper_pt.run_inference --ckpt CKPT --dataset_dir DATA --val_manifests DATA/dev.json --steps 500
 
 A file that cannot be read is named and the others are still done; the exit code is then 3. Written to output_dir:
-nvlog_infer.json (DLLogger lines), and from manifests summary_infer.json and utterances.tsv (errors of each utterance).
+nvlog_infer.json (DLLogger lines), from manifests summary_infer.json and utterances.tsv (errors of each utterance), and
+transcripts/ (--output_format: text, words with times, subtitles).
 Several processes (torchrun) share the work. Flags: --help.
 """
 
@@ -16,6 +17,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -31,14 +33,15 @@ from torch import Tensor, nn
 from jasper_pt import checkpoint, distributed, nemo
 from jasper_pt.audio import audio_info
 from jasper_pt.config import Config, load_config, parse_config
-from jasper_pt.decode import greedy
+from jasper_pt.decode import Tokens, greedy, greedy_tokens
 from jasper_pt.evaluation import Forward, evaluation_form, loader_types
 from jasper_pt.loader import AsrBatch, filter_utterances, transcript_rules
 from jasper_pt.manifest import Utterance, read_manifest
 from jasper_pt.metrics import ErrorCounts, character_errors, word_errors
 from jasper_pt.model import build_model
 from jasper_pt.precision import PRECISIONS, choose_precision
-from jasper_pt.text import read_labels
+from jasper_pt.text import decode, read_labels
+from jasper_pt.transcript import WRITERS, Transcript, output_names, save_transcript, transcript_of
 from runkit import machine
 from runkit.errors import UserError, run_main
 from runkit.files import atomic_open, read_lines, write_json
@@ -80,6 +83,14 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     flag("--transcribe_wav", metavar="FILE", help="one audio file of any format and rate")
     flag("--transcribe_filelist", metavar="PATH", nargs="+", help="audio files, folders, text files of one path a line")
     flag("--labels", metavar="FILE", help="one label a line, in order, instead of the configuration's (added)")
+    flag(
+        "--output_format",
+        nargs="+",
+        choices=tuple(WRITERS),
+        default=[],
+        help="files of each utterance, with times (added)",
+    )
+    flag("--times", action="store_true", help="start, end and confidence of each word on the console (added)")
     flag("-o", "--output_dir", default="results/", help="log, per-utterance report, summary")
     flag("--log_file", help="DLLogger JSON lines; default <output_dir>/nvlog_infer.json")
     flag("--override_config", action="append", default=[], metavar="PATH=VALUE", help="changes the configuration")
@@ -124,7 +135,7 @@ def infer(args: argparse.Namespace, group: distributed.Distributed) -> int:
         log.close()
         group.close()
         return 0
-    texts, logits, unreadable = transcribe(args, config, utterances, recognise, group)
+    texts, times, logits, unreadable = transcribe(args, config, utterances, recognise, group)
     if group.is_root:
         failures += unreadable
         for message in failures:
@@ -132,7 +143,8 @@ def infer(args: argparse.Namespace, group: distributed.Distributed) -> int:
         if args.val_manifests:
             report_errors(args, config, utterances, texts, log)
         else:
-            print_texts(args, files, dict(zip((u.key for u in utterances), texts, strict=True)), log)
+            keys = [utterance.key for utterance in utterances]
+            print_texts(args, files, *(dict(zip(keys, each, strict=True)) for each in (texts, times)), log)
         if args.save_logits:
             save_logits(Path(args.save_logits), utterances, logits, config.labels)
         if failures:
@@ -192,15 +204,19 @@ def load_model(args: argparse.Namespace, config: Config, contents: dict[str, Any
 
 
 # ------------------------------------------------------------------------------------------------- transcription
-def transcribe(args, config, utterances, recognise, group) -> tuple[list[str | None], dict[int, Tensor], list[str]]:
-    """On the root: texts in the order of the utterances (None: not readable), log-probabilities by index if
-    --save_logits asks for them, and what is wrong with files that cannot be read; nothing elsewhere.
+def transcribe(
+    args, config, utterances, recognise, group
+) -> tuple[list[str | None], list[str], dict[int, Tensor], list[str]]:
+    """On the root: texts in the order of the utterances (None: not readable), their words with times (if --times), the
+    log-probabilities by index if --save_logits asks for them, and what is wrong with files that cannot be read; nothing
+    elsewhere.
 
-    Every utterance is done once, by one of the processes.
+    Every utterance is done once, by one of the processes, which also writes the files that --output_format asks for.
     """
     unreadable: list[str] = []
-    texts: list[tuple[int, str]] = []
+    texts: list[tuple[int, str, str]] = []  # index, text, words with times
     logits: dict[int, Tensor] = {}
+    names = output_names([utterance.key for utterance in utterances])
     loader = make_loader(
         args, config, utterances, group.device, group.rank, group.size, lambda _, error: unreadable.append(str(error))
     )
@@ -210,7 +226,13 @@ def transcribe(args, config, utterances, recognise, group) -> tuple[list[str | N
     with show as bar:
         for batch in loader:
             log_probs, lengths = recognise(batch)
-            texts += zip(batch.indices, greedy(log_probs, lengths, config.labels), strict=True)
+            for row, (index, tokens) in enumerate(zip(batch.indices, greedy_tokens(log_probs, lengths), strict=True)):
+                times = ""
+                if args.output_format or args.times:
+                    transcript = timed(args, config, batch, row, tokens)
+                    save_transcript(transcript, Path(args.output_dir, "transcripts"), names[index], args.output_format)
+                    times = word_lines(transcript) if args.times else ""
+                texts.append((index, decode(tokens.ids, config.labels), times))
             if args.save_logits:
                 for index, rows, length in zip(batch.indices, log_probs, lengths.tolist(), strict=True):
                     logits[index] = rows[:length].float().cpu().clone()
@@ -218,11 +240,28 @@ def transcribe(args, config, utterances, recognise, group) -> tuple[list[str | N
                 bar.update(len(batch.keys))
     gathered = group.gather_json([texts, unreadable])
     if gathered is None:
-        return [], {}, []
+        return [], [], {}, []
     ordered: list[str | None] = [None] * len(utterances)
-    for index, text in itertools.chain.from_iterable(texts for texts, _ in gathered):
-        ordered[index] = text
-    return ordered, logits, [message for _, messages in gathered for message in messages]
+    lines = [""] * len(utterances)
+    for index, text, times in itertools.chain.from_iterable(texts for texts, _ in gathered):
+        ordered[index], lines[index] = text, times
+    return ordered, lines, logits, [message for _, messages in gathered for message in messages]
+
+
+def timed(args: argparse.Namespace, config: Config, batch: AsrBatch, row: int, tokens: Tokens) -> Transcript:
+    """The transcript of one utterance of a batch, in seconds of its audio."""
+    features = config.input_val.features
+    hop = features.hop_length / features.sample_rate  # s
+    stride = math.prod(block.stride for block in config.encoder.blocks)
+    first_frame = batch.starts[row] - args.pad_leading * hop
+    return transcript_of(tokens, config.labels, stride * hop, batch.durations[row], batch.keys[row], first_frame)
+
+
+def word_lines(transcript: Transcript) -> str:
+    """A line a word: start and end (s), confidence, word."""
+    return "".join(
+        f"\n{word.start:9.2f} {word.end:9.2f} {word.confidence:6.3f}  {word.text}" for word in transcript.words
+    )
 
 
 def make_loader(args, config, utterances, device, rank=0, size=1, on_error=None):
@@ -340,12 +379,12 @@ def report_errors(args, config, utterances, texts, log) -> None:
     write_json(output_dir / "summary_infer.json", summary)
 
 
-def print_texts(args, files, texts, log) -> None:
-    """What was said in each file, in the order given."""
+def print_texts(args, files, texts, times, log) -> None:
+    """What was said in each file, in the order given, and with --times when."""
     for path in files:
         text = texts.get(str(path))
         if text is not None:
-            log.console(f"Prediction   1: {text}" if args.transcribe_wav else f"{path}\t{text}")
+            log.console((f"Prediction   1: {text}" if args.transcribe_wav else f"{path}\t{text}") + times[str(path)])
     if args.save_predictions:
         save_predictions(Path(args.save_predictions), list(map(str, files)), [texts.get(str(path)) for path in files])
 
@@ -458,6 +497,10 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise UserError("--save_logits works in a single process: start it without torchrun")
     if args.steps and not args.val_manifests:
         raise UserError("--steps measures speed on --val_manifests")
+    if args.times and args.val_manifests:
+        raise UserError("--times shows the words of single files; with manifests take --output_format")
+    if args.output_format and args.dali_device != "none" and args.val_manifests:
+        raise UserError("--output_format needs --dali_device none: DALI does not tell what silence it trims")
 
 
 def open_log(args: argparse.Namespace, rank: int) -> RunLog:

@@ -13,9 +13,11 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
+
+from runkit.files import atomic_open
 
 if TYPE_CHECKING:  # which brings PyTorch
     from jasper_pt.decode import Tokens
@@ -133,6 +135,34 @@ def transcript_of(
     )
 
 
+def respelled(transcript: Transcript, words: Sequence[str], pieces: Sequence[str]) -> Transcript:
+    """The transcript with the words of a text; pieces: how the model's labels spell each of them ("$3" -> "three
+    dollars"), together what the transcript spells. Words without a piece ("-") stay with the one before."""
+    merged: list[list[str]] = []  # of each word: its spelling, what the labels spell
+    before = ""
+    for word, piece in zip(words, pieces, strict=True):
+        if piece:
+            merged.append([before + word, piece.replace(" ", "")])
+            before = ""
+        elif merged:
+            merged[-1][0] += " " + word
+        else:
+            before += word + " "
+    timed, rest = [], iter(transcript.characters)
+    for text, piece in merged:
+        part: list[Character] = []
+        while sum(len(character.text) for character in part) < len(piece):
+            part.append(next(rest))
+        confidence = math.prod(character.confidence for character in part)
+        timed.append(Word(text, part[0].start, part[-1].end, confidence))
+    return dataclasses.replace(
+        transcript,
+        text=" ".join(words),
+        words=tuple(timed),
+        confidence=sum(word.confidence for word in timed) / len(timed),
+    )
+
+
 # ---------------------------------------------------------------------------------------------------------- the forms
 def write_txt(transcript: Transcript, stream: TextIO) -> None:
     """The text and a line end."""
@@ -179,6 +209,15 @@ WRITERS = {"txt": write_txt, "json": write_json, "ctm": write_ctm, "srt": write_
 def write_transcript(transcript: Transcript, stream: TextIO, form: str) -> None:
     """Writes one of the forms that WRITERS names."""
     WRITERS[form](transcript, stream)
+
+
+def save_transcript(transcript: Transcript, folder: Path, name: str, forms: Iterable[str]) -> None:
+    """Writes <folder>/<name>.<form> for each of the forms, whole or not at all."""
+    for form in forms:
+        path = folder / f"{name}.{form}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_open(path, "w") as stream:
+            write_transcript(transcript, stream, form)
 
 
 def output_names(sources: Sequence[str | os.PathLike]) -> list[str]:

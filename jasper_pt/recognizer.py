@@ -1,0 +1,246 @@
+"""Speech recognition from Python: a model that is loaded once and then asked.
+
+    recognizer = jasper_pt.load("results/QuartzNet_best_checkpoint.pt")
+    recognizer.transcribe("speech.flac").text
+    recognizer.align("speech.flac", "What was said.").words
+
+One recognizer may be asked from several threads at a time. docs/python_api.md has examples.
+
+Legend: N samples, T output frames, V labels and blank (the blank is last).
+"""
+
+import math
+import os
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jasper_pt import checkpoint
+from jasper_pt.audio import MAX_AMPLITUDE, SAMPLE_RATES, read_audio, resample
+from jasper_pt.augment import loud_part
+from jasper_pt.config import Config, parse_config
+from jasper_pt.decode import Tokens, greedy_tokens
+from jasper_pt.evaluation import evaluation_form
+from jasper_pt.features import LogMel
+from jasper_pt.loader import pad, transcript_rules
+from jasper_pt.model import AcousticModel, build_model
+from jasper_pt.precision import choose_precision
+from jasper_pt.text import encode, frames_needed
+from jasper_pt.transcript import Transcript, respelled, transcript_of
+from jasper_pt.trellis import align_labels
+from runkit.errors import UserError
+
+# A file (its name or its bytes), samples, or samples with their rate.
+Audio: TypeAlias = "str | os.PathLike | bytes | np.ndarray | Tensor | tuple[np.ndarray | Tensor, int]"
+Decoder = Callable[[Tensor, Tensor], list[Tokens]]  # (log_probs [B,T,V], lengths [B]) -> tokens of each utterance
+
+# Longer audio is recognised in windows, whose margins are heard twice: memory stays bounded.
+WHOLE_SECONDS = 120.0
+WINDOW_SECONDS = 60.0
+MARGIN_SECONDS = 5.0
+
+
+def load(
+    path: str | os.PathLike,
+    device: str | torch.device | None = None,
+    precision: str | None = None,
+    decoder: Decoder | None = None,
+    ema: bool = True,
+) -> "Recognizer":
+    """A recognizer with the weights of a checkpoint (.pt of this recipe, or .nemo).
+
+    device: by default a GPU if there is one; precision: fp32, tf32, bf16 or fp16, by default tf32 on a GPU and fp32 on
+    a CPU; decoder: by default greedy; ema: the averaged weights, where the checkpoint has them. Raises UserError naming
+    the file.
+    """
+    contents = checkpoint.read(path)
+    if "config" not in contents:
+        raise UserError(f"{path} holds no configuration: make a checkpoint with run_training, or use run_inference")
+    config = parse_config(contents["config"], f"configuration in {path}")
+    model = build_model(config, config.n_classes).eval()
+    weights = (ema and contents.get("ema_state_dict")) or contents["state_dict"]
+    checkpoint.load_weights(model, weights, path)
+    return Recognizer(model, config, device, precision, decoder)
+
+
+class Signal(NamedTuple):
+    """What a recognizer hears of a recording."""
+
+    samples: np.ndarray  # [N] float32, at the model's rate
+    start: float  # s of silence that were left out before them
+    duration: float  # s of the whole recording
+    source: str  # its name, if it has one
+
+
+class Recognizer:
+    """A frozen model with what stands before and behind it. Calls change nothing in it."""
+
+    def __init__(
+        self,
+        model: AcousticModel,
+        config: Config,
+        device: str | torch.device | None = None,
+        precision: str | None = None,
+        decoder: Decoder | None = None,
+    ):
+        """As for `load`. Later changes of the model may have no effect."""
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        chosen = choose_precision(precision, False, self.device)
+        chosen.activate()
+        self.precision = chosen.name
+        self.config = config
+        self.labels: tuple[str, ...] = tuple(config.labels)
+        self.decoder: Decoder = decoder or greedy_tokens
+        self.sample_rate: int = config.input_val.audio.sample_rate
+        stride = math.prod(block.stride for block in config.encoder.blocks)
+        self._frame_samples = config.input_val.features.hop_length * stride
+        self.frame_seconds: float = self._frame_samples / self.sample_rate
+        self._log_mel = LogMel(config.input_val.features).to(self.device)
+        self._forward = evaluation_form(model.to(self.device), chosen, self.device)
+        self._rules = transcript_rules(config.input_val.audio, self.labels)
+
+    # -------------------------------------------------------------------------------------------------- what it does
+    @overload
+    def transcribe(self, audio: Audio, sample_rate: int | None = None, batch_size: int = 8) -> Transcript: ...
+
+    @overload
+    def transcribe(
+        self, audio: Sequence[Audio], sample_rate: int | None = None, batch_size: int = 8
+    ) -> list[Transcript]: ...
+
+    def transcribe(self, audio, sample_rate=None, batch_size=8):
+        """What is said in a recording; of a list, in each.
+
+        sample_rate (Hz): of samples without a rate of their own; by default the model's. batch_size: recordings, or
+        windows of long ones, that go through the model at a time. Samples are [N] or [N, channels], floats in about
+        -1..1 or integers of their full range. Raises UserError for audio that cannot be read.
+        """
+        if batch_size < 1:
+            raise UserError(f"batch_size is {batch_size}; it must be 1 or more")
+        if not isinstance(audio, list):
+            return self.transcribe([audio], sample_rate, batch_size)[0]
+        transcripts = []
+        for start in range(0, len(audio), batch_size):
+            signals = [self._read(one, sample_rate) for one in audio[start : start + batch_size]]
+            for signal, log_probs in zip(signals, self._log_probs(signals, batch_size), strict=True):
+                (tokens,) = self.decoder(log_probs[None], torch.tensor([len(log_probs)], device=log_probs.device))
+                transcripts.append(self._transcript(signal, tokens))
+        return transcripts
+
+    def align(self, audio: Audio, text: str, sample_rate: int | None = None) -> Transcript:
+        """When the words of a known text are said: the most probable way to say all of it in this recording.
+
+        The words come back as they are spelled in the text. They are aligned as the model spells them (by the rules of
+        its transcripts: lower case, numbers in words, punctuation left out). The confidence of a word that was not said
+        is low. Raises UserError for audio that cannot be read, characters without a label, and a text that is too long.
+        """
+        signal = self._read(audio, sample_rate)
+        where = f"{signal.source}: " if signal.source else ""
+        words = text.split()
+        unknown: Counter[str] = Counter()
+        pieces = [self._rules(word, self.labels, unknown) for word in words]
+        if missing := {character: n for character, n in unknown.items() if is_spoken(character)}:
+            counts = ", ".join(f"{character!r} x {n}" for character, n in sorted(missing.items()))
+            raise UserError(
+                f"{where}the text has characters that the model has no label for: {counts}; "
+                f"its labels are {''.join(self.labels)!r}"
+            )
+        ids = encode((" " if " " in self.labels else "").join(filter(None, pieces)), self.labels)
+        if not ids:
+            raise UserError(f"{where}there are no words to align in the text {text[:40]!r}")
+        (log_probs,) = self._log_probs([signal], batch_size=4)
+        if (needed := frames_needed(ids)) > len(log_probs):
+            raise UserError(
+                f"{where}the text is too long for the audio: its {len(ids)} labels need {needed} frames of "
+                f"{1000 * self.frame_seconds:g} ms, and there are {len(log_probs)}"
+            )
+        tokens = align_labels(log_probs.float().cpu().numpy(), ids)
+        return respelled(self._transcript(signal, tokens), words, pieces)
+
+    def log_probs(self, audio: Audio, sample_rate: int | None = None) -> Tensor:
+        """Log-probabilities [T,V] of the labels and, last, the blank, every `frame_seconds` s; float32, on the CPU.
+
+        Where the model's configuration trims silence, frame 0 stands for the end of the silence at the start.
+        """
+        return self._log_probs([self._read(audio, sample_rate)], batch_size=4)[0].float().cpu()
+
+    # -------------------------------------------------------------------------------------------------- how it does it
+    def _read(self, audio: Audio, sample_rate: int | None) -> "Signal":
+        source = ""
+        if isinstance(audio, tuple):
+            audio, sample_rate = audio
+        if isinstance(audio, str | os.PathLike | bytes):
+            source = "" if isinstance(audio, bytes) else os.fspath(audio)
+            samples = read_audio(audio, self.sample_rate)
+        else:
+            samples = mono(audio)
+            rate = sample_rate or self.sample_rate
+            if rate not in SAMPLE_RATES:
+                raise UserError(f"a sample rate of {rate} Hz: it must be {SAMPLE_RATES[0]} to {SAMPLE_RATES[-1]}")
+            samples = resample(samples, rate, self.sample_rate)
+        part = loud_part(samples) if self.config.input_val.audio.trim_silence else slice(0, len(samples))
+        return Signal(samples[part], part.start / self.sample_rate, len(samples) / self.sample_rate, source)
+
+    def _log_probs(self, signals: Sequence["Signal"], batch_size: int) -> list[Tensor]:
+        """Log-probabilities [T,V] of each signal, on the device."""
+        windows = [
+            (index, signal.samples[begin:end], keep)
+            for index, signal in enumerate(signals)
+            for begin, end, keep in self._windows(len(signal.samples))
+        ]
+        parts: list[list[Tensor]] = [[] for _ in signals]
+        for start in range(0, len(windows), batch_size):
+            batch = windows[start : start + batch_size]
+            audio, lengths = (torch.from_numpy(array).to(self.device) for array in pad([each[1] for each in batch]))
+            log_probs, frames = self._forward(*self._log_mel(audio, lengths))
+            for (index, _, keep), row, length in zip(batch, log_probs, frames.tolist(), strict=True):
+                parts[index].append(row[:length][keep].clone())
+        return [torch.cat(each) if len(each) > 1 else each[0] for each in parts]
+
+    def _windows(self, samples: int) -> Iterator[tuple[int, int, slice]]:
+        """First sample, end, and the output frames to keep, of the windows of a signal; all of it if it is short."""
+        if samples <= WHOLE_SECONDS * self.sample_rate:
+            yield 0, samples, slice(None)
+            return
+        window, margin = (round(seconds / self.frame_seconds) for seconds in (WINDOW_SECONDS, MARGIN_SECONDS))  # frames
+        for first in range(0, -(-samples // self._frame_samples), window):
+            begin = max(first - margin, 0)
+            end = (first + window + margin) * self._frame_samples
+            yield begin * self._frame_samples, min(end, samples), slice(first - begin, first - begin + window)
+
+    def _transcript(self, signal: "Signal", tokens: Tokens) -> Transcript:
+        return transcript_of(
+            tokens, self.labels, self.frame_seconds, signal.duration, signal.source, first_frame=signal.start
+        )
+
+
+def mono(samples: np.ndarray | Tensor) -> np.ndarray:
+    """Samples [N] or [N, channels], of floats or of integers, as float32 [N] in about -1..1, channels averaged.
+
+    Raises UserError for other shapes and types, and for no samples, NaN and infinite ones.
+    """
+    array = samples.detach().cpu().numpy() if isinstance(samples, Tensor) else np.asarray(samples)
+    if array.ndim not in (1, 2) or (array.ndim == 2 and array.shape[1] > array.shape[0]):
+        raise UserError(f"samples of shape {list(array.shape)}: give [samples] or [samples, channels]")
+    if not array.size:
+        raise UserError("there are no samples")
+    if np.issubdtype(array.dtype, np.signedinteger):
+        array = array / -float(np.iinfo(array.dtype).min)
+    elif not np.issubdtype(array.dtype, np.floating):
+        raise UserError(f"samples of type {array.dtype}: give floats in -1..1 or signed integers")
+    array = array.astype(np.float32)  # a copy, for the caller may change theirs
+    if array.ndim == 2:
+        array = array.mean(axis=1)
+    if not np.abs(array).max() <= MAX_AMPLITUDE:  # not so for NaN
+        raise UserError("NaN or infinite samples, or absurd ones")
+    return array
+
+
+def is_spoken(character: str) -> bool:
+    """Whether a character without a label is more than punctuation."""
+    return unicodedata.category(character)[0] not in "PZC"
