@@ -30,6 +30,7 @@ from jasper_pt.features import LogMel
 from jasper_pt.loader import pad, transcript_rules
 from jasper_pt.model import AcousticModel, build_model
 from jasper_pt.precision import choose_precision
+from jasper_pt.streaming import FILE, STREAM, Stream, Update, Windows, transcribe_file
 from jasper_pt.text import encode, frames_needed
 from jasper_pt.transcript import Transcript, respelled, transcript_of
 from jasper_pt.trellis import align_labels
@@ -97,8 +98,8 @@ class Recognizer:
         self.labels: tuple[str, ...] = tuple(config.labels)
         self.decoder: Decoder = decoder or greedy_tokens
         self.sample_rate: int = config.input_val.audio.sample_rate
-        stride = math.prod(block.stride for block in config.encoder.blocks)
-        self._frame_samples = config.input_val.features.hop_length * stride
+        self.stride: int = math.prod(block.stride for block in config.encoder.blocks)  # feature frames an output frame
+        self._frame_samples = config.input_val.features.hop_length * self.stride
         self.frame_seconds: float = self._frame_samples / self.sample_rate
         self._log_mel = LogMel(config.input_val.features).to(self.device)
         self._forward = evaluation_form(model.to(self.device), chosen, self.device)
@@ -161,6 +162,30 @@ class Recognizer:
             )
         tokens = align_labels(log_probs.float().cpu().numpy(), ids)
         return respelled(self._transcript(signal, tokens), words, pieces)
+
+    def stream(
+        self, sample_rate: float | None = None, windows: Windows = STREAM, decoder: Decoder | None = None
+    ) -> Stream:
+        """A stream for one recording that is heard piece by piece: feed(samples), and finish() for all of it.
+
+        sample_rate (Hz): of what is fed; by default the model's. windows: chunk and context, which decide the latency.
+        """
+        return Stream(
+            self._forward, self.config, self.stride, windows, sample_rate, decoder or self.decoder, front=self._log_mel
+        )
+
+    def transcribe_long(
+        self,
+        path: str | os.PathLike,
+        windows: Windows = FILE,
+        whole: bool = False,
+        on_update: Callable[[Update], None] | None = None,
+    ) -> Transcript:
+        """A file of any length in bounded memory, see streaming.transcribe_file; on_update is told of words as they
+        become final."""
+        return transcribe_file(
+            path, self._forward, self.config, self.stride, windows, whole, self.decoder, on_update, self._log_mel
+        )
 
     def log_probs(self, audio: Audio, sample_rate: int | None = None) -> Tensor:
         """Log-probabilities [T,V] of the labels and, last, the blank, every `frame_seconds` s; float32, on the CPU.

@@ -359,8 +359,13 @@ def transcribe_file(
     stream = Stream(
         forward, config, stride, windows, decoder=decoder, fixed=fixed, source=os.fspath(path), front=front
     )  # fmt: skip
+    told = 0
     for block in audio_blocks(path, rate):
         update = stream.feed(block)
         if on_update is not None:
             on_update(update)
-    return stream.finish()
+            told += len(update.words)
+    transcript = stream.finish()
+    if on_update is not None:
+        on_update(Update(transcript.words[told:], ""))
+    return transcript
