@@ -2,8 +2,8 @@
 
     .venv/asr/bin/python benchmarks/asr_streaming.py CHECKPOINT [--minutes 60] [--out FILE.json]
 
-CHECKPOINT is what scripts/quickstart.sh asr leaves; the synthetic corpus of the quickstart must be there (its test set is
-what is spoken). Utterances are joined with half a second of faint noise between them, over and over, to a file of
+CHECKPOINT is what scripts/quickstart.sh asr leaves; the synthetic corpus of the quickstart must be there (its test set
+is what is spoken). Utterances are joined with half a second of faint noise between them, over and over, to a file of
 --minutes; real ones (../shared/data, where they are there) too, of which the model knows nothing: there only the
 difference between the two ways counts. Each measurement that is about memory runs in a process of its own.
 """

@@ -177,6 +177,27 @@ class Answerer:
         return int(window.context.words[candidates.starts[0] + window.context_start - window.context_position])
 
 
+def load(
+    weights: str,
+    vocab_file: str | None = None,
+    bert_config_file: str | None = None,
+    given: dict[str, Any] | None = None,
+    precision: str = "fp32",
+) -> Answerer:
+    """The model of a folder or checkpoint, with the vocabulary and configuration beside it unless others are named.
+
+    given: settings that win over those of the run that made the weights. Raises UserError for what is missing.
+    """
+    config_name = huggingface.CONFIG if huggingface.holds_weights(weights) else "bert_config.json"
+    return Answerer(
+        weights,
+        vocab_file or required_beside(weights, "vocab.txt", "vocab_file"),
+        bert_config_file or required_beside(weights, config_name, "bert_config_file"),
+        read_settings(weights, given or {}),
+        precision,
+    )
+
+
 # ------------------------------------------------------------------------------------------------- the questions
 def to_squad(content: Any, name: str) -> dict[str, Any]:
     """SQuAD's form of what --json reads: that form, or a context with questions. Raises UserError for anything else."""
@@ -322,25 +343,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     weights = args.init_checkpoint or args.model_dir
     if not args.init_checkpoint and not Path(weights).is_dir():
         raise UserError(f"there is no folder {weights}: give the output_dir of run_squad, or --init_checkpoint")
-    config_name = huggingface.CONFIG if huggingface.holds_weights(weights) else "bert_config.json"
     context = read_context(args.context_file) if args.context_file else args.context
     content, name = None, "stdin" if args.json == "-" else args.json
     if args.json is not None:
         content = to_squad(read_stdin_json() if args.json == "-" else read_json(args.json), name)
     given = {key: value for key, value in vars(args).items() if key in Settings._fields}
-    settings = read_settings(weights, given)
-    answerer = Answerer(
-        weights,
-        args.vocab_file or required_beside(weights, "vocab.txt", "vocab_file"),
-        args.bert_config_file or required_beside(weights, config_name, "bert_config_file"),
-        settings,
-        args.precision,
-    )
+    answerer = load(weights, args.vocab_file, args.bert_config_file, given, args.precision)
     seconds = time.perf_counter() - started
     print(f"ready, loaded in {seconds:.1f} s: {weights} ({answerer.description})", file=sys.stderr, flush=True)
 
     if content is not None:
-        examples = to_examples(content, name, settings.version_2_with_negative)
+        examples = to_examples(content, name, answerer.settings.version_2_with_negative)
         quiet = contextlib.redirect_stderr(io.StringIO()) if len(examples) < MANY else contextlib.nullcontext()
         with quiet:
             answers = answerer.answer(examples)

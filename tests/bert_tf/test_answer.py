@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from bert_tf import answer, run_squad
+from bert_tf import answer, demo, run_squad
 from bert_tf.tokenization import SPECIAL_TOKENS
 from runkit.errors import UserError
+from runkit.web import Action
 from tests.bert_tf.mains import run_here
+from tests.browser import chromium, open_page
+from tests.runkit.test_web import running, send
 
 CONFIG = {
     "hidden_size": 32,
@@ -190,3 +193,72 @@ def test_refusals(model: Path, tmp_path: Path, capsys):
         with pytest.raises(SystemExit):
             answer.main(words)
         assert message in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------- the page of demo.py
+@pytest.fixture(scope="module")
+def page_address(model: Path):
+    answering = demo.answering(answer.load(str(model)))
+    with running(demo.PAGE, {"/answer": Action(answering, ["application/json"], demo.MAX_BYTES)}) as address:
+        yield address
+
+
+def test_the_page_answers_as_the_prompt_does(page_address: str, model: Path):
+    questions = [question for question, _, _ in ASKED]
+    body = json.dumps({"context": CONTEXT, "questions": questions}).encode()
+    status, result = send(f"{page_address}/answer", body)
+    assert status == 200
+    expected = answer.ask(answer.load(str(model)), CONTEXT, questions)
+    assert result["answers"] == [found._asdict() for found in expected]
+    assert [found["answer"] for found in result["answers"]] == [text or "" for _, text, _ in ASKED]
+
+
+@pytest.mark.parametrize(
+    "request_, message",
+    [
+        (b"{", "not valid JSON"),
+        (b"\xff", "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
+        (b"[]", 'must be {"context"'),
+        (b'{"context": "a", "questions": "b"}', 'must be {"context"'),
+        (b'{"context": "a", "questions": [1]}', 'must be {"context"'),
+        (b'{"context": " ", "questions": ["b"]}', "the text is empty"),
+        (b'{"context": "a", "questions": []}', "a question is missing or empty"),
+        (b'{"context": "a", "questions": [" "]}', "a question is missing or empty"),
+        (json.dumps({"context": "a", "questions": ["b"] * 21}).encode(), "21 questions; 20 at once are the most"),
+        (json.dumps({"context": "a " * 100_000, "questions": ["b"]}).encode(), "100,000 words; 50,000 are the most"),
+        (bytes(demo.MAX_BYTES + 1), "more than 2 MB"),
+    ],
+)
+def test_malformed_requests_are_told_why(page_address: str, request_: bytes, message: str):
+    status, result = send(f"{page_address}/answer", request_)
+    assert status in (413, 422)
+    assert message in result["error"]
+    body = json.dumps({"context": CONTEXT, "questions": ["who has cats?"]}).encode()
+    assert send(f"{page_address}/answer", body)[1]["answers"][0]["answer"] == "Anna"  # it is still there
+
+
+@pytest.mark.xdist_group("browser")
+@pytest.mark.parametrize("width", [1280, 360])
+def test_the_page_in_a_browser(page_address: str, width: int):
+    with chromium() as browser:
+        page, problems = open_page(browser, width)
+        page.goto(page_address)
+        page.fill("#context", CONTEXT)
+        for question, text, _ in ASKED:
+            page.fill("#question", question)
+            page.click("#ask")
+            shown = page.locator(".answer").first
+            shown.locator("span", has_text=question).wait_for()
+            if text:
+                assert shown.locator("b").inner_text() == text
+                assert shown.locator("mark").inner_text() == text  # the right place, behind an emoji
+            else:
+                assert shown.locator("b").inner_text() == "The text does not say."
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.fill("#context", "   ")
+        page.fill("#question", "who?")
+        page.click("#ask")
+        page.locator("#status.error", has_text="the text is empty").wait_for()
+        # A browser reports the refused request on its console by itself.
+        assert [problem for problem in problems if "422" not in problem] == []

@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import shutil
 import statistics
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from runkit.report import (
     try_report,
     write_report,
 )
+from tests.browser import chromium, open_page
 
 
 def make_run(folder: Path, seed: int, score: float, rate: float = 0.1, steps: int = 5) -> Path:
@@ -153,14 +153,8 @@ def test_a_report_never_fails_the_run(tmp_path: Path, capsys):
 # ------------------------------------------------------------------------------------------------------ in a browser
 @pytest.fixture(scope="module")
 def browser():
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (scripts/setup.sh dev)")
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if not chromium:
-        pytest.skip("no chromium on PATH (scripts/install_test_packages.sh)")
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.mark.xdist_group("browser")
@@ -169,11 +163,7 @@ def browser():
 def test_the_page_in_a_browser(browser, tmp_path: Path, width: int, count: int):
     runs = [make_run(tmp_path / f"run_{seed}", seed, 80.0 + seed) for seed in range(count)]
     target = write_report(runs, tmp_path / "page.html")
-    page = browser.new_page(viewport={"width": width, "height": 800})
-    problems: list[str] = []
-    page.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
+    page, problems = open_page(browser, width)
     page.goto(target.as_uri())
     assert problems == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width  # nothing to scroll sideways
