@@ -83,6 +83,17 @@ def test_files_that_are_named_exist():
             assert path.with_suffix(".py").exists() or (path / "__init__.py").exists(), f"{page.name}: {module}"
 
 
+def test_messages_of_the_troubleshooting_page_are_those_of_the_code():
+    sources = [path for folder in ("bert_tf", "jasper_pt", "runkit", "data") for path in (ROOT / folder).rglob("*.py")]
+    sources += (ROOT / "scripts").rglob("*.sh")
+    # Strings that are continued on the next line, and backslashes before quotes, are joined.
+    code = "\n".join(re.sub(r'"\s*\n\s*f?"', "", path.read_text(encoding="utf-8")) for path in sources)
+    for row in (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8").splitlines():
+        message = re.match(r"\| `(.+?)` \|", row)
+        for part in message[1].split("...") if message else []:
+            assert part.strip() in code, f"{message[1]}: nothing says {part.strip()!r}"
+
+
 def test_there_are_commands_and_links_to_look_at():
     assert len(commands()) > 20 and len(links()) > 20
     assert ("README.md", "bash scripts/quickstart.sh") in commands()
