@@ -5,8 +5,8 @@
 The corpus is the synthetic one of data/embedded_speech.py with 1000 test utterances; model, batch and seed are the
 quickstart's. So that minutes of training show something, there are two groups. "start" is the quickstart's training of
 24 epochs; "continued" and the options after it go on from its weights, for 4 epochs each. Labels cannot change on the
-way: "characters" and "subwords" begin with random weights, for 8 epochs each, and the averages are those of the
-last checkpoints of "characters". Within a group all have the same number of updates; "consistency" makes two passes for
+way: "characters" and "subwords" begin with random weights, for 8 epochs each. The averages are those of the checkpoints
+of "continued". Within a group all have the same number of updates; "consistency" makes two passes for
 each, "continued twice" has as many passes, and twice the updates.
 
 Test sets: clean, as made; coloured noise at 10 dB, of the kind that "noise" trains on, drawn anew; babble at 10 dB,
@@ -107,7 +107,7 @@ def make_noisy(folder: Path, test: Sequence[Utterance], voices: Sequence[Utteran
                 chosen = rng.choice(len(voices), 3, replace=False)
                 noise = sum(np.resize(read_audio(voices[index].audio_path), len(audio)) for index in chosen)
             else:
-                noise = coloured_noise(len(audio), rng.uniform(0, 2), rng)
+                noise = coloured_noise(len(audio), rng.uniform(0, 2), SAMPLE_RATE, rng)
             path = made / utterance.audio_path.name
             loud = add_noise(audio, noise, SNR_DB)
             soundfile.write(path, loud / max(1.0, np.abs(loud).max()), SAMPLE_RATE, subtype="PCM_16")
@@ -145,13 +145,13 @@ def final_checkpoint(name: str, work: Path) -> Path:
 
 
 def averages(work: Path) -> dict[str, Path]:
-    """Averages of the last checkpoints of "characters", made unless they are there."""
+    """Averages of the last checkpoints of "continued", made unless they are there."""
     corpus, made = work / "corpus", {}
     statistics = [f"--train_manifests={corpus}/librispeech-train-wav.json", f"--dataset_dir={corpus}"]
     for name, flags in (("average", []), ("average, statistics recomputed", statistics)):
         made[name] = work / "averages" / f"{name.replace(', ', '_').replace(' ', '_')}.pt"
         if not made[name].exists():
-            python("-m", "jasper_pt.average_checkpoints", str(work / "characters"), f"--last={AVERAGED}",
+            python("-m", "jasper_pt.average_checkpoints", str(work / "continued"), f"--last={AVERAGED}",
                    f"--output={made[name]}", *flags)  # fmt: skip
     return made
 
@@ -217,10 +217,10 @@ def table(work: Path) -> list[dict]:
     for name, run in RUNS.items():
         if (work / name / "summary.json").exists():
             add(name, final_checkpoint(name, work), name, run.baseline, True)
-            if name == "characters":
-                add("characters, last weights", final_checkpoint(name, work), name, name, False)
+            if name == "continued":
+                add("continued, last weights", final_checkpoint(name, work), name, name, False)
                 for title, path in averages(work).items():
-                    add(f"characters, {title}", path, name, name, False)
+                    add(f"continued, {title}", path, name, name, False)
     return rows
 
 

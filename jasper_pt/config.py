@@ -92,7 +92,7 @@ class ShiftPerturbation:
 class NoisePerturbation:
     """Noise added to the signal (arXiv 1412.5567): a random part of a random recording of `manifests`, which need no
     transcripts; where there are none, generated noise whose power falls as 1 / frequency^exponent (0 white, 1 pink, 2
-    brown). The ratio of signal to noise is that of their mean powers over the utterance, in dB."""
+    brown), from 50 Hz on. The ratio of signal to noise is that of their mean powers over the utterance, in dB."""
 
     manifests: tuple[str, ...] = ()
     min_snr_db: float = 0.0

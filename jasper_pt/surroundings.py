@@ -20,6 +20,9 @@ from jasper_pt.augment import utterance_rng
 from jasper_pt.config import AudioConfig, ImpulsePerturbation, NoisePerturbation
 from jasper_pt.manifest import Utterance, check_files, read_manifest
 
+LOWEST = 50.0  # Hz, of generated noise
+MIN_NOISE = 4096  # samples made at least, so that there are some frequencies to weigh
+
 
 class Surroundings:
     """Reverberation, then noise, as far as they are configured."""
@@ -63,7 +66,8 @@ class Surroundings:
         if self.noises:
             noise = self.recorded_noise(len(audio), rng)
         else:
-            noise = coloured_noise(len(audio), rng.uniform(config.min_exponent, config.max_exponent), rng)
+            exponent = rng.uniform(config.min_exponent, config.max_exponent)
+            noise = coloured_noise(len(audio), exponent, self.sample_rate, rng)
         return add_noise(audio, noise, snr_db)
 
     def recorded_noise(self, length: int, rng: np.random.Generator) -> np.ndarray:
@@ -109,15 +113,15 @@ def add_noise(audio: np.ndarray, noise: np.ndarray, snr_db: float) -> np.ndarray
     return audio + np.float32(level) * noise.astype(np.float32)
 
 
-def coloured_noise(length: int, exponent: float, rng: np.random.Generator) -> np.ndarray:
+def coloured_noise(length: int, exponent: float, sample_rate: int, rng: np.random.Generator) -> np.ndarray:
     """Gaussian noise [length] float32 whose power density falls as 1 / frequency^exponent (Timmer and Koenig 1995);
-    of power about 1, without a constant part."""
-    size = 1 << max(length - 1, 1).bit_length()  # a power of two, for the FFT
+    of power about 1. Below LOWEST there is none: nearly all of a brown noise's power would be where nothing is heard.
+    """
+    size = 1 << max(length - 1, MIN_NOISE).bit_length()  # a power of two, for the FFT
     spectrum = np.fft.rfft(rng.standard_normal(size, dtype=np.float32))
-    weights = np.arange(len(spectrum), dtype=np.float64)
-    weights[1:] **= -exponent / 2
-    weights[0] = 0
-    weights /= np.sqrt(np.square(weights[1:]).mean())
+    frequencies = np.arange(len(spectrum)) * (sample_rate / size)
+    weights = np.where(frequencies < LOWEST, 0.0, np.maximum(frequencies, LOWEST) ** (-exponent / 2))
+    weights /= np.sqrt(np.square(weights).mean())
     return np.fft.irfft(spectrum * weights, size)[:length].astype(np.float32)
 
 
