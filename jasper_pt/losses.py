@@ -26,7 +26,7 @@ def ctc_loss(log_probs: Tensor, out_lengths: Tensor, targets: Tensor, target_len
 
 
 def consistency_loss(log_probs: Tensor, other: Tensor, out_lengths: Tensor) -> Tensor:
-    """CR-CTC's regulariser (Yao et al., arXiv 2410.05101, eq. 6): what the model makes of two views a and b of the same
+    """CR-CTC's regulariser (Yao et al., arXiv 2410.05101): what the model makes of two views a and b of the same
     utterances is drawn together. The batch mean, in nats, of
 
         1/2 sum_t [ KL(sg(b_t) || a_t) + KL(sg(a_t) || b_t) ]
