@@ -1,14 +1,21 @@
 """Learning subwords: what is learnt, and that encoding is SentencePiece's own."""
 
+import dataclasses
 import io
 import random
 import sys
+from pathlib import Path
 
 import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from small_models import BLOCKS, small_config
 
 from data.embedded_speech import sentences
 from jasper_pt import subwords
 from jasper_pt.config import load_config
+from jasper_pt.streaming import Stream
 from jasper_pt.text import decode, encode, read_labels
 from runkit.errors import UserError
 
@@ -81,3 +88,12 @@ def test_without_the_package_the_error_names_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(UserError, match=r"bash scripts/setup\.sh asr"):
         subwords.learn(TEXTS, CHARACTERS, 120)
+
+
+def test_a_long_stream_is_cut_before_a_piece_that_begins_a_word():
+    config = dataclasses.replace(small_config(BLOCKS), labels=(" ", *"ab", " ab", "ba"))
+    stream = Stream(lambda *_: None, config, stride=2)
+    speech = [4, 5, 3, 3, 5, 4, 5, 3, 3, 5, 4, 4] * 150  # "ba", blank, " ab", blank, ...: 36 s without a pause
+    stream._segment = torch.nn.functional.one_hot(torch.tensor(speech), config.n_classes).float()
+    cut = stream._segment_end()
+    assert speech[cut] == 3 and speech[cut - 1] != 3 and 3 not in speech[cut + 2 :]
