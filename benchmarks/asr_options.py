@@ -35,6 +35,7 @@ import soundfile
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from data.parallel import available_cores  # noqa: E402
+from jasper_pt import run_inference  # noqa: E402
 from jasper_pt.audio import SAMPLE_RATE, read_audio  # noqa: E402
 from jasper_pt.augment import utterance_rng  # noqa: E402
 from jasper_pt.manifest import Utterance, read_manifest, write_manifest  # noqa: E402
@@ -163,8 +164,8 @@ def errors_of(checkpoint: Path, ema: bool, test_set: str, work: Path) -> np.ndar
         folder, manifest = work / test_set, "test.json"
         if test_set == "corpus":
             manifest = "librispeech-test-wav.json"
-        python("-m", "jasper_pt.run_inference", "--cpu", f"--ckpt={checkpoint}", f"--dataset_dir={folder}",
-               f"--val_manifests={folder / manifest}", f"--output_dir={output}", *["--ema"] * ema)  # fmt: skip
+        words = [f"--ckpt={checkpoint}", f"--dataset_dir={folder}", f"--val_manifests={folder / manifest}"]
+        run_inference.main(["--cpu", *words, *["--ema"] * ema, f"--output_dir={output}"])
     with open(output / "utterances.tsv", encoding="utf-8", newline="") as stream:
         rows = csv.DictReader(stream, delimiter="\t", quoting=csv.QUOTE_NONE)
         kinds = ("substitutions", "insertions", "deletions")
