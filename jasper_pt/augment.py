@@ -7,8 +7,10 @@ augmentations are switched on; another epoch or seed makes other choices.
 Legend: B utterances, N samples, T frames, F mel bins, M masks.
 """
 
+import dataclasses
 import functools
 import hashlib
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -25,10 +27,21 @@ def utterance_rng(seed: int, epoch: int, key: str, purpose: str) -> np.random.Ge
 
 
 # ---------------------------------------------------------------------------------------------------- waveforms
-def perturb(audio: np.ndarray, config: AudioConfig, dither: float, seed: int, epoch: int, key: str) -> np.ndarray:
-    """Speed, gain, shift, then dither of `audio` [N] float32, as far as they are configured -> [N'] float32."""
+def perturb(
+    audio: np.ndarray,
+    config: AudioConfig,
+    dither: float,
+    seed: int,
+    epoch: int,
+    key: str,
+    surroundings: Callable[[np.ndarray, int, int, str], np.ndarray] | None = None,
+) -> np.ndarray:
+    """Speed, room and noise, gain, shift, then dither of `audio` [N] float32, as far as they are configured -> [N']
+    float32. surroundings: adds room and noise, see surroundings.py."""
     owner = (seed, epoch, key)
     audio = change_speed(audio, speed_factor(config.speed_perturbation, *owner), config.sample_rate)
+    if surroundings is not None:
+        audio = surroundings(audio, *owner)
     if gain := gain_db(config.gain_perturbation, *owner):
         audio = audio * np.float32(10 ** (gain / 20))
     if samples := shift_samples(config.shift_perturbation, config.sample_rate, *owner):
@@ -127,16 +140,31 @@ def loud_part(audio: np.ndarray, top_db: float = 60.0) -> slice:
 
 
 # ----------------------------------------------------------------------------------------------------- features
+def enlarge_time_masks(config: FeatureConfig, ratio: float) -> FeatureConfig:
+    """`ratio` times as many time masks, of the same widths."""
+    spec = config.spec_augment
+    if spec is None:
+        return config
+    more = dataclasses.replace(
+        spec,
+        time_masks=round(spec.time_masks * ratio),
+        adaptive_multiplicity=min(spec.adaptive_multiplicity * ratio, 1.0),
+        max_time_masks=round(spec.max_time_masks * ratio),
+    )
+    return dataclasses.replace(config, spec_augment=more)
+
+
 def draw_masks(config: FeatureConfig, rng: np.random.Generator) -> np.ndarray:
     """Uniform numbers [M, 4] float32 for the M masks of one utterance: they become masks in `mask_features`.
 
-    M counts SpecAugment's frequency masks, its time masks, then cutout's rectangles.
+    M counts SpecAugment's frequency masks, its time masks (the most there can be), then cutout's rectangles.
     """
     return rng.random((sum(_mask_counts(config)), 4), dtype=np.float32)
 
 
 def mask_features(features: Tensor, lengths: Tensor, draws: Tensor, config: FeatureConfig) -> Tensor:
-    """SpecAugment (arXiv 1904.08779) and cutout (arXiv 1708.04552): zeroes features [B, F, T] under masks, in place.
+    """SpecAugment (arXiv 1904.08779; its adaptive time masks arXiv 1912.05533) and cutout (arXiv 1708.04552): zeroes
+    features [B, F, T] under masks, in place.
 
     lengths [B] frames, draws [B, M, 4] from `draw_masks`. Zero is the mean, as features are normalised. A mask's size
     is uniform over the whole numbers of its closed interval, its place uniform over those where it fits among the bins
@@ -150,16 +178,26 @@ def mask_features(features: Tensor, lengths: Tensor, draws: Tensor, config: Feat
     frames = torch.arange(features.shape[2], device=features.device)
     all_bins = torch.full_like(lengths, features.shape[1])[:, None]
 
-    def spans(draws, low, high, limit, positions):  # draws [B, m, 2], limit [B, 1] -> [B, m, positions]
+    def share_of_frames(share):  # [B, 1]; the tiny addition makes 0.29 * 100 frames 29
+        return (lengths[:, None].double() * share + 1e-9).long()
+
+    def spans(draws, low, high, limit, positions, count=None):  # draws [B, m, 2], high and limit [B, 1] or a number
         size = torch.minimum(low + (draws[..., 0] * (high - low + 1)).long(), limit)  # [B, m]
+        if count is not None:  # [B, 1]: so many of the masks
+            size = size.masked_fill(torch.arange(size.shape[1], device=size.device) >= count, 0)
         start = (draws[..., 1] * (limit - size + 1)).long()
-        return (positions >= start[..., None]) & (positions < (start + size)[..., None])
+        return (positions >= start[..., None]) & (positions < (start + size)[..., None])  # [B, m, positions]
 
     if num_freq or num_time:
         spec = config.spec_augment
         freq = spans(draws[:, :num_freq, :2], spec.min_freq, spec.max_freq, all_bins, bins).any(1)  # [B, F]
         time_draws = draws[:, num_freq : num_freq + num_time, :2]
-        time = spans(time_draws, spec.min_time, spec.max_time, lengths[:, None], frames).any(1)  # [B, T]
+        widest, count = spec.max_time, None
+        if spec.adaptive_size:
+            widest = share_of_frames(spec.adaptive_size).clamp(min=spec.min_time)
+        if spec.adaptive_multiplicity:
+            count = share_of_frames(spec.adaptive_multiplicity)  # there are draws for max_time_masks
+        time = spans(time_draws, spec.min_time, widest, lengths[:, None], frames, count).any(1)  # [B, T]
         features.masked_fill_(freq[:, :, None] | time[:, None, :], 0)
     if num_cutout:
         cutout, cutout_draws = config.cutout_augment, draws[:, num_freq + num_time :]
@@ -173,4 +211,5 @@ def mask_features(features: Tensor, lengths: Tensor, draws: Tensor, config: Feat
 def _mask_counts(config: FeatureConfig) -> tuple[int, int, int]:
     """Frequency masks, time masks, cutout rectangles."""
     spec, cutout = config.spec_augment, config.cutout_augment
-    return spec.freq_masks if spec else 0, spec.time_masks if spec else 0, cutout.masks if cutout else 0
+    time_masks = (spec.max_time_masks if spec.adaptive_multiplicity else spec.time_masks) if spec else 0
+    return spec.freq_masks if spec else 0, time_masks, cutout.masks if cutout else 0

@@ -41,7 +41,7 @@ from runkit.store import CheckpointFiles, retained
 
 FORMAT = 1
 SUFFIX = ".pt"
-KEPT = 2  # newest checkpoints, beside milestones and the best one
+KEPT = 2  # newest checkpoints that stay by default, beside milestones and the best one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,9 +279,10 @@ def _copied(value: Any) -> Any:
 class Checkpoints:
     """The checkpoints in a run's folder. One process saves, one at a time and in any thread; any may read."""
 
-    def __init__(self, directory: str | Path, model_name: str, milestones: Sequence[int] = ()):
-        """milestones: epochs whose checkpoints stay for ever."""
+    def __init__(self, directory: str | Path, model_name: str, milestones: Sequence[int] = (), newest: int = KEPT):
+        """milestones: epochs whose checkpoints stay for ever; newest: so many of the others stay."""
         self.directory, self.model_name, self.milestones = Path(directory), model_name, set(milestones)
+        self.newest = newest
         names = rf"{re.escape(model_name)}_(?:epoch(\d+)(?:_step(\d+))?|best)_checkpoint"
         self._files = CheckpointFiles(directory, names, SUFFIX)
 
@@ -299,7 +300,7 @@ class Checkpoints:
         return [self.directory / f"{name}{SUFFIX}" for name in self._names()]
 
     def save(self, contents: Mapping[str, Any]) -> Path:
-        """Writes a checkpoint of Run.contents(), then removes those beyond the newest two and the milestones.
+        """Writes a checkpoint of Run.contents(), then removes those beyond the newest ones and the milestones.
 
         Raises UserError naming file, cause and remedy when the disk refuses; the others are then as they were.
         """
@@ -309,7 +310,7 @@ class Checkpoints:
         return path
 
     def tidy(self, path: Path) -> None:
-        """Removes checkpoints but the newest two up to `path` and the milestones, and what killed saves left behind.
+        """Removes checkpoints but the newest ones up to `path` and the milestones, and what killed saves left behind.
 
         The end of a save; called by a resume too, since a save may have been killed before its end.
         """
@@ -320,7 +321,7 @@ class Checkpoints:
 
         # Later ones are leftovers of a run that was resumed from before them; no count of kept ones may include those.
         names = [name for name in self._names() if self._files.age(name) <= self._files.age(path.stem)]
-        kept = retained(names, KEPT, is_milestone)
+        kept = retained(names, self.newest, is_milestone)
         for name in names:
             if name not in kept:
                 self._files.remove(name)

@@ -89,6 +89,50 @@ class ShiftPerturbation:
 
 
 @dataclasses.dataclass(frozen=True)
+class NoisePerturbation:
+    """Noise added to the signal (arXiv 1412.5567): a random part of a random recording of `manifests`, which need no
+    transcripts; where there are none, generated noise whose power falls as 1 / frequency^exponent (0 white, 1 pink, 2
+    brown), from 50 Hz on. The ratio of signal to noise is that of their mean powers over the utterance, in dB."""
+
+    manifests: tuple[str, ...] = ()
+    min_snr_db: float = 0.0
+    max_snr_db: float = 30.0
+    min_exponent: float = 0.0
+    max_exponent: float = 2.0
+    p: float = 0.5
+
+    def __post_init__(self):
+        _require(
+            -math.inf < self.min_snr_db <= self.max_snr_db < math.inf,
+            "numbers are needed, and min_snr_db must not be greater than max_snr_db",
+        )
+        _require(0 <= self.min_exponent <= self.max_exponent <= 4, "0 <= min_exponent <= max_exponent <= 4 is needed")
+        _require_probability(self.p)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImpulsePerturbation:
+    """The signal as heard in a room (Ko et al., ICASSP 2017): filtered with a random impulse response of `manifests`;
+    where there are none, with a generated one: the direct sound, then noise that falls by 60 dB in rt60 (s) (Polack
+    1988), of which the direct sound has `drr_db` times the power."""
+
+    manifests: tuple[str, ...] = ()
+    min_rt60: float = 0.2
+    max_rt60: float = 0.8
+    min_drr_db: float = 0.0
+    max_drr_db: float = 12.0
+    p: float = 0.5
+
+    def __post_init__(self):
+        _require(0 < self.min_rt60 <= self.max_rt60 <= 10, "0 < min_rt60 <= max_rt60 <= 10 (s) is needed")
+        _require(
+            -math.inf < self.min_drr_db <= self.max_drr_db < math.inf,
+            "numbers are needed, and min_drr_db must not be greater than max_drr_db",
+        )
+        _require_probability(self.p)
+
+
+@dataclasses.dataclass(frozen=True)
 class AudioConfig:
     """`audio_dataset`: which utterances are used and what is done to their waveforms.
 
@@ -107,6 +151,8 @@ class AudioConfig:
     speed_perturbation: SpeedPerturbation | None = None
     gain_perturbation: GainPerturbation | None = None
     shift_perturbation: ShiftPerturbation | None = None
+    impulse_perturbation: ImpulsePerturbation | None = None
+    noise_perturbation: NoisePerturbation | None = None
     ignore_offline_speed_perturbation: bool = False
 
     def __post_init__(self):
@@ -120,7 +166,12 @@ class AudioConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SpecAugmentConfig:
-    """SpecAugment (arXiv 1904.08779): so many masks, each with a width from the closed interval [min, max]."""
+    """SpecAugment (arXiv 1904.08779): so many masks, each with a width from the closed interval [min, max].
+
+    Time masks by an utterance's frames T ("adaptive", arXiv 1912.05533), where these are not 0: their number is
+    min(max_time_masks, floor(adaptive_multiplicity * T)) in place of time_masks, their greatest width
+    floor(adaptive_size * T) in place of max_time.
+    """
 
     freq_masks: int = 0
     min_freq: int = 0  # mel bins
@@ -128,8 +179,16 @@ class SpecAugmentConfig:
     time_masks: int = 0
     min_time: int = 0  # frames
     max_time: int = 10
+    adaptive_multiplicity: float = 0.0  # 0.04 in the paper
+    adaptive_size: float = 0.0  # 0.04 in the paper
+    max_time_masks: int = 20  # as in the paper
 
     def __post_init__(self):
+        _require(
+            0 <= self.adaptive_multiplicity <= 1 and 0 <= self.adaptive_size <= 1,
+            "adaptive_multiplicity and adaptive_size are shares of the frames, from 0 to 1",
+        )
+        _require(0 <= self.max_time_masks <= 1000, "max_time_masks must be from 0 to 1000")
         _require(min(self.freq_masks, self.time_masks) >= 0, "the number of masks must not be negative")
         _require(0 <= self.min_freq <= self.max_freq, "0 <= min_freq <= max_freq is needed")
         _require(0 <= self.min_time <= self.max_time, "0 <= min_time <= max_time is needed")
@@ -316,6 +375,8 @@ class Config:
         repeated = sorted(label for label, count in collections.Counter(self.labels).items() if count > 1)
         _require(len(self.labels) > 0 and not repeated, f"labels must be given once each; repeated or none: {repeated}")
         _require("" not in self.labels and BLANK not in self.labels, f"labels must not hold '' or {BLANK}")
+        lacking = sorted(set("".join(self.labels)) - set(self.labels))
+        _require(not lacking, f"each character of a subword must be a label of its own; labels lack {lacking}")
         for name in ("input_train", "input_val"):
             section = getattr(self, name)
             _require(

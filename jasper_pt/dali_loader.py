@@ -60,7 +60,7 @@ class DaliTrainLoader(TrainLoader):
         super().__init__(*args, **kwargs)
 
     def _reader(self, *args) -> "DaliReader":
-        return DaliReader(*args, self.dali_device)
+        return DaliReader(*args, dali_device=self.dali_device)
 
     def _batches(self, plan: list[list[int]], widths: list[int], epoch: int) -> Iterator[AsrBatch]:
         return self.reader.batches(plan, widths, epoch, self.num_workers, self.stall)
@@ -76,7 +76,7 @@ class DaliEvalLoader(EvalLoader):
         super().__init__(*args, **kwargs)
 
     def _reader(self, *args) -> "DaliReader":
-        return DaliReader(*args, self.dali_device)
+        return DaliReader(*args, dali_device=self.dali_device)
 
     def __iter__(self) -> Iterator[AsrBatch]:
         return self.reader.batches(self.plan, [0] * len(self.plan), None, self.num_workers, self.stall)
@@ -99,9 +99,21 @@ class DaliReader(Reader):
     """A Reader whose batches come out of a DALI pipeline."""
 
     def __init__(
-        self, utterances: Sequence[Utterance], config: Config, train: bool, seed: int, device: Any, dali_device: str
+        self,
+        utterances: Sequence[Utterance],
+        config: Config,
+        train: bool,
+        seed: int,
+        device: Any,
+        views: int = 1,
+        *,
+        dali_device: str,
     ):
-        super().__init__(utterances, config, train, seed, device)
+        super().__init__(utterances, config, train, seed, device, views)
+        if self.surroundings is not None:
+            raise UserError(
+                "DALI makes no noise_perturbation and no impulse_perturbation: set them to null, or --dali_device none"
+            )
         self.dali = import_dali()
         if dali_device not in ("cpu", "gpu"):
             raise UserError(f"--dali_device {dali_device}: there are none, cpu and gpu")

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from jasper_pt.text import decode
+
 
 class Tokens(NamedTuple):
     """What was recognised in one utterance; the lists are parallel."""
@@ -23,7 +25,7 @@ def greedy(log_probs: Tensor, lengths: Tensor, labels: Sequence[str]) -> list[st
     """The transcripts of log_probs [B,T,V], of which the first lengths[b] frames are valid; V is len(labels) + 1."""
     if log_probs.shape[2] != len(labels) + 1:
         raise ValueError(f"{len(labels)} labels and a blank do not fit log_probs with {log_probs.shape[2]} classes")
-    return ["".join(labels[index] for index in tokens.ids) for tokens in greedy_tokens(log_probs, lengths)]
+    return [decode(tokens.ids, labels) for tokens in greedy_tokens(log_probs, lengths)]
 
 
 def greedy_tokens(log_probs: Tensor, lengths: Tensor) -> list[Tokens]:

@@ -36,7 +36,8 @@ from jasper_pt.augment import draw_masks, loud_part, mask_features, perturb, spe
 from jasper_pt.config import AudioConfig, Config, InputConfig
 from jasper_pt.features import LogMel
 from jasper_pt.manifest import Utterance
-from jasper_pt.text import Labels, decode, encode, frames_needed, normalize, normalize_any
+from jasper_pt.surroundings import make_surroundings
+from jasper_pt.text import Labels, alphabet, encode, frames_needed, normalize, normalize_any, only_known
 from runkit.errors import UserError
 from runkit.guards import StallGuard
 
@@ -56,6 +57,7 @@ class AsrBatch(NamedTuple):
     durations: list[float]  # s of audio read, before trimming and changes of speed
     indices: list[int]  # places in the sequence of utterances the loader was given
     starts: Sequence[float] = ()  # s of silence trimmed from the start; empty: not known
+    second_view: Tensor | None = None  # [B, F, T], the same utterances under other masks
 
 
 # ---------------------------------------------------------------------------------------------------- transcripts
@@ -64,7 +66,7 @@ def transcript_rules(audio: AudioConfig, labels: Labels) -> Callable[..., str]:
 
     Raises UserError where the English rules are asked for and the labels lack a letter of a to z.
     """
-    letters = set(labels) - {" ", "'"}
+    letters = set(alphabet(labels)) - {" ", "'"}
     if audio.normalize_transcripts == "english" and not letters.issuperset(string.ascii_lowercase):
         raise UserError("normalize_transcripts: english is for labels a to z; for another alphabet set it to true")
     if audio.normalize_transcripts == "english" or (
@@ -72,11 +74,6 @@ def transcript_rules(audio: AudioConfig, labels: Labels) -> Callable[..., str]:
     ):
         return normalize
     return normalize_any if audio.normalize_transcripts else only_known
-
-
-def only_known(text: str, labels: Labels, unknown: Counter[str] | None = None) -> str:
-    """`text` without the characters that have no label, which are counted in `unknown`."""
-    return decode(encode(text, labels, unknown), labels)
 
 
 # ------------------------------------------------------------------------------------------------------ filtering
@@ -162,19 +159,26 @@ class Example(NamedTuple):
     duration: float  # s, as read
     target: list[int]
     transcript: str
-    masks: np.ndarray | None  # [M, 4], None in evaluation
+    masks: np.ndarray | None  # [views, M, 4], None in evaluation
     start: float | None = None  # s of silence trimmed from the start, if known
 
 
 class Reader:
-    """Makes examples and batches of `utterances`, the same ones for an index (and epoch) whoever asks."""
+    """Makes examples and batches of `utterances`, the same ones for an index (and epoch) whoever asks.
 
-    def __init__(self, utterances: Sequence[Utterance], config: Config, train: bool, seed: int, device: Any):
+    views: 1, or 2 where batches are to have a second view.
+    """
+
+    def __init__(
+        self, utterances: Sequence[Utterance], config: Config, train: bool, seed: int, device: Any, views: int = 1
+    ):
         self.utterances, self.labels, self.seed, self.device = utterances, config.labels, seed, torch.device(device)
+        self.views = views
         inputs = _inputs(config, train)
         self.audio, self.features = inputs.audio, inputs.features
         self.rules = transcript_rules(self.audio, self.labels)
         self.log_mel = LogMel(self.features).to(self.device)
+        self.surroundings = make_surroundings(self.audio) if train else None
 
     def read(self, index: int, epoch: int | None) -> Example:
         """Reads utterance `index`; without an epoch there is no augmentation. Raises UserError naming the file."""
@@ -191,7 +195,8 @@ class Reader:
             part = loud_part(audio)
             audio, start = audio[part], part.start / self.audio.sample_rate
         if epoch is not None:
-            audio = perturb(audio, self.audio, self.features.dither, self.seed, epoch, utterance.key)
+            owner = (self.seed, epoch, utterance.key)
+            audio = perturb(audio, self.audio, self.features.dither, *owner, self.surroundings)
         return Example(index, audio, duration, *self.target(utterance), self.masks(utterance, epoch), start)
 
     def file_name(self, index: int) -> str:
@@ -224,7 +229,9 @@ class Reader:
     def masks(self, utterance: Utterance, epoch: int | None) -> np.ndarray | None:
         if epoch is None:
             return None
-        return draw_masks(self.features, utterance_rng(self.seed, epoch, utterance.key, "masks"))
+        purposes = ("masks", "masks of the second view")[: self.views]
+        rngs = [utterance_rng(self.seed, epoch, utterance.key, purpose) for purpose in purposes]
+        return np.stack([draw_masks(self.features, rng) for rng in rngs])
 
     def batch(self, examples: Sequence[Example], width: int = 0) -> AsrBatch:
         """Features of the examples, on the device; at least `width` frames wide."""
@@ -235,12 +242,15 @@ class Reader:
     def finish(self, examples: Sequence[Example], features: Tensor, feature_lengths: Tensor, width: int) -> AsrBatch:
         """Widens the features [B, F, T], masks them in training, and puts the rest of the batch beside them."""
         features = torch.nn.functional.pad(features, (0, max(width - features.shape[2], 0)))
+        views = [features]
         if examples[0].masks is not None:
-            draws = self.to_device(np.stack([example.masks for example in examples]))
-            features = mask_features(features, feature_lengths, draws, self.features)
+            draws = self.to_device(np.stack([example.masks for example in examples], axis=1))  # [views, B, M, 4]
+            views += [features.clone() for _ in draws[1:]]
+            for view, numbers in zip(views, draws, strict=True):
+                mask_features(view, feature_lengths, numbers, self.features)
         targets, target_lengths = pad([np.asarray(example.target, np.int64) for example in examples])
         return AsrBatch(
-            features,
+            views[0],
             feature_lengths,
             self.to_device(targets),
             self.to_device(target_lengths),
@@ -249,6 +259,7 @@ class Reader:
             [example.duration for example in examples],
             [example.index for example in examples],
             [example.start for example in examples if example.start is not None],
+            *views[1:],
         )
 
     def to_device(self, array: np.ndarray) -> Tensor:
@@ -376,7 +387,7 @@ class TrainLoader:
     every process gets its share: what is normalised together does not depend on world_size either.
 
     `shares` are this process's parts (start, end) of every update, in utterances: one batch each. stall: watches over
-    reading.
+    reading. views: 2 for batches with a second view, the same waveforms under masks drawn once more.
 
     Raises UserError when there are fewer utterances than one update takes, or in a round fewer than processes.
     """
@@ -397,6 +408,7 @@ class TrainLoader:
         device: str | torch.device = "cpu",
         length_jitter: float = 0.1,
         stall: StallGuard | None = None,
+        views: int = 1,
     ):
         processes = world_size if processes is None else processes
         update_size = batch_size * grad_accumulation * processes
@@ -421,7 +433,7 @@ class TrainLoader:
         self.seed, self.length_jitter, self.stall = seed, length_jitter, stall
         self.num_workers = default_workers() if num_workers is None else num_workers
         self.updates_per_epoch, self.left_out = divmod(len(utterances), update_size)
-        self.reader = self._reader(utterances, config, True, seed, device)
+        self.reader = self._reader(utterances, config, True, seed, device, views)
 
     def epoch(self, epoch: int, start_update: int = 0) -> Iterator[AsrBatch]:
         """This process's batches of an epoch, len(shares) an update, from update `start_update` (0-based) on."""

@@ -39,8 +39,11 @@ class Utterance(NamedTuple):
 # --------------------------------------------------------------------------------------------------------- reading
 
 
-def read_manifest(path: str | os.PathLike, dataset_dir: str | os.PathLike | None = None) -> list[Utterance]:
-    """Reads a manifest. Relative audio paths are below dataset_dir, by default the manifest's own folder.
+def read_manifest(
+    path: str | os.PathLike, dataset_dir: str | os.PathLike | None = None, *, spoken: bool = True
+) -> list[Utterance]:
+    """Reads a manifest. Relative audio paths are below dataset_dir, by default the manifest's own folder. spoken: false
+    for sounds without words; transcripts are then empty and need not be there.
 
     A relative `path` that is not there is looked for in dataset_dir. A duration that is absent, or no positive
     number, is read from the file. Raises UserError naming the manifest, the line or entry, and the key.
@@ -49,7 +52,8 @@ def read_manifest(path: str | os.PathLike, dataset_dir: str | os.PathLike | None
     if dataset_dir is not None and not path.exists() and (Path(dataset_dir) / path).exists():
         path = Path(dataset_dir) / path
     root = path.parent if dataset_dir is None else Path(dataset_dir)
-    utterances = [_utterance(entry, where, root) for where, entry in _entries(path)]
+    wordless = {} if spoken else {"transcript": ""}
+    utterances = [_utterance(entry | wordless, where, root) for where, entry in _entries(path)]
     if not utterances:
         raise UserError(f"{path}: no utterances in it")
     untold = [index for index, utterance in enumerate(utterances) if not utterance.duration]

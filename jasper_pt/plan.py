@@ -32,8 +32,8 @@ import torch
 
 from jasper_pt import checkpoint
 from jasper_pt.audio import audio_info
-from jasper_pt.checkpoint import KEPT, Checkpoints
-from jasper_pt.config import BlockConfig, Config, load_config
+from jasper_pt.checkpoint import Checkpoints
+from jasper_pt.config import BlockConfig, Config
 from jasper_pt.ema import Ema
 from jasper_pt.loader import filter_utterances
 from jasper_pt.losses import ctc_loss
@@ -162,7 +162,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def training(
     args: argparse.Namespace,
     check: Callable[[argparse.Namespace], None],
-    overrides: Callable[[argparse.Namespace], list[str]],
+    read_config: Callable[[argparse.Namespace], Config],
     choose_global_batch: Callable[..., int],
     continues_job: Callable[[Path], bool],
 ) -> int:
@@ -177,7 +177,7 @@ def training(
     if device.type == "cuda" and torch.cuda.device_count() < processes:
         plan.notes.append(f"{processes} processes, and this machine has {torch.cuda.device_count()} GPUs")
 
-    config = plan.attempt(lambda: load_config(args.model_config, overrides(args)))
+    config = plan.attempt(read_config, args)
     if config is None or precision is None:
         plan.notes.append("manifests and checkpoints were not looked at, for they need a model_config and a precision")
         plan.check_output(args.output_dir, 0)
@@ -214,7 +214,8 @@ def training(
     plan.fact("precision", precision.name)
 
     # ---------------------------------------------------------------------------------- memory, disk, time
-    kept = 0 if args.no_save else KEPT + sum(milestone <= epochs for milestone in args.keep_milestones) + 1
+    kept = 0 if args.no_save else args.keep_newest + sum(milestone <= epochs for milestone in args.keep_milestones) + 1
+    views = 2 if args.consistency else 1
     size = checkpoint_bytes(n, args.optimizer, bool(args.ema))
     if kept:
         plan.fact("checkpoint", f"{size_text(size)} every {args.save_frequency} epochs")
@@ -223,8 +224,8 @@ def training(
     if math.isfinite(seconds):
         frames = longest_frames(config, seconds)
         plan.memory = memory(
-            config, model, precision, args.gpu_batch_size, frames, args.optimizer, bool(args.ema), device.type == "cpu",
-            bool(kept),
+            config, model, precision, args.gpu_batch_size * views, frames, args.optimizer, bool(args.ema),
+            device.type == "cpu", bool(kept),
         )  # fmt: skip
         if device.type == "cpu":
             plan.check_memory(processes)
@@ -329,7 +330,7 @@ def probe(args: argparse.Namespace, config: Config, precision: Precision, device
     model = build_model(config).to(device).train()
     optimizer = create_optimizer(args.optimizer, model.parameters(), args.lr, args.weight_decay)
     ema = Ema(model, args.ema) if args.ema else None
-    size = args.gpu_batch_size
+    size = args.gpu_batch_size * (2 if args.consistency else 1)
     features = torch.randn(size, config.encoder.in_feats, frames, device=device)
     lengths = torch.full((size,), frames, device=device)
     n_labels = max(int(model.output_lengths(frames) * 0.4), 1)

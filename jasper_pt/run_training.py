@@ -30,6 +30,7 @@ import torch
 from torch import nn
 
 from jasper_pt import checkpoint, distributed, plan, schedules
+from jasper_pt.augment import enlarge_time_masks
 from jasper_pt.checkpoint import Checkpoints, Position, Run
 from jasper_pt.config import Config, load_config
 from jasper_pt.decode import greedy
@@ -43,6 +44,7 @@ from jasper_pt.metrics import ErrorCounts, character_errors, word_errors
 from jasper_pt.model import build_model
 from jasper_pt.novograd import OPTIMIZERS, create_optimizer
 from jasper_pt.precision import PRECISIONS, LossScale, choose_precision
+from jasper_pt.text import read_labels
 from jasper_pt.train_step import TrainingStep, UpdateResult, pre_allocate
 from runkit import guards, machine
 from runkit.background import BackgroundWriter
@@ -107,6 +109,20 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     flag("--clip_norm", type=float, default=0.0, help="largest norm of the gradient; 0: unlimited (added)")
     flag("--sync_bn", action="store_true", help="BatchNorm statistics over all processes (added)")
     flag("--freeze_bn_stats", action="store_true", help="normalise with the running statistics, unchanged (added)")
+    flag(
+        "--consistency",
+        type=float,
+        default=0.0,
+        metavar="WEIGHT",
+        help="train on two views of each utterance, under masks of their own, and draw their results together with "
+        "this weight (CR-CTC, 0.2 in arXiv 2410.05101); 0: off. Twice the work of an update (added)",
+    )
+    flag(
+        "--consistency_mask_ratio",
+        type=float,
+        default=2.5,
+        help="with --consistency so many times the time masks of the YAML file (added)",
+    )
     flag("--nonfinite_patience", type=int, default=10, help="stop after so many non-finite updates in a row (added)")
     flag(
         "--explosion_factor",
@@ -144,11 +160,13 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     flag("--save_steps", type=int, default=0, help="updates between further checkpoints; 0: none (added)")
     flag("--no_save", action="store_true", help="write no checkpoint at all, as for a benchmark (added)")
     flag("--keep_milestones", type=int, nargs="*", default=[100, 200, 300], help="epochs whose checkpoints stay")
+    flag("--keep_newest", type=int, default=checkpoint.KEPT, help="so many of the other checkpoints stay (added)")
     flag("--save_best_from", type=int, default=380, help="first epoch that can give the best checkpoint")
     flag("--eval_frequency", type=int, default=200, help="updates between evaluations")
     flag("--log_frequency", type=int, default=25, help="updates between log lines")
     flag("--prediction_frequency", type=int, default=100, help="updates between sample transcripts; 0: none")
     flag("--model_config", required=True, help="YAML file")
+    flag("--labels", metavar="FILE", help="one label a line, in order, instead of the YAML file's (added)")
     flag("--train_manifests", required=True, nargs="+")
     flag("--val_manifests", required=True, nargs="+")
     flag("--dataset_dir", required=True, help="folder that audio paths in the manifests start from")
@@ -168,7 +186,7 @@ def main(argv: list[str] | None = None) -> int:
     """One job from start to summary; returns the exit code. Raises UserError for anything a user can fix."""
     args = parse_arguments(argv)
     if args.plan:
-        return plan.training(args, check_arguments, overrides, choose_global_batch, continues_job)
+        return plan.training(args, check_arguments, read_config, choose_global_batch, continues_job)
     check_arguments(args)
 
     # ------------------------------------------------------------------------------ processes and precision
@@ -185,8 +203,8 @@ def train(args: argparse.Namespace, group: distributed.Distributed) -> int:
 
     # ------------------------------------------------------------------------------------ what there is already
     output_dir = Path(args.output_dir)
-    config = load_config(args.model_config, overrides(args))
-    store = Checkpoints(output_dir, config.name, args.keep_milestones)
+    config = read_config(args)
+    store = Checkpoints(output_dir, config.name, args.keep_milestones, args.keep_newest)
     there, same_job = group.broadcast_json([bool(store.all()), continues_job(output_dir)])  # what the root sees
     resuming = there and (args.resume or same_job)
     if there and not (resuming or args.no_save):
@@ -195,6 +213,8 @@ def train(args: argparse.Namespace, group: distributed.Distributed) -> int:
         )
     log = open_log(args, group.rank, resuming)
     saved, source = find_checkpoint(args, resuming, store, group, log)
+    if saved is not None:
+        check_labels(saved, source, config)
     if resuming and group.is_root and not args.no_save:
         store.tidy(source)
     global_batch = choose_global_batch(args, saved, group)
@@ -207,7 +227,7 @@ def train(args: argparse.Namespace, group: distributed.Distributed) -> int:
     stall = guards.StallGuard(lambda text: warnings.warn(text, stacklevel=2), args.input_timeout)
     loader = train_loader(
         train_utterances,
-        config,
+        masked_for_views(config, args.consistency_mask_ratio) if args.consistency else config,
         args.gpu_batch_size,
         args.grad_accumulation,
         group.rank,
@@ -218,6 +238,7 @@ def train(args: argparse.Namespace, group: distributed.Distributed) -> int:
         together=args.sync_bn,
         device=group.device,
         stall=stall,
+        views=2 if args.consistency else 1,
     )
     dev_loader = eval_loader(
         dev_utterances,
@@ -275,9 +296,12 @@ def train(args: argparse.Namespace, group: distributed.Distributed) -> int:
         args.clip_norm,
         args.freeze_bn_stats,
         seed,
+        args.consistency,
     )
     if args.pre_allocate_range:
-        pre_allocate_all(step, args.gpu_batch_size, args.pre_allocate_range, config, log)
+        pre_allocate_all(
+            step, args.gpu_batch_size * (2 if args.consistency else 1), args.pre_allocate_range, config, log
+        )
     training = Training(args, config, group, store, step, loader, dev_loader, log, seed, position, best_wer)
     with StopSignals() as signals, BackgroundWriter() as writer:  # so that no signal ends a write
         training.work(signals, writer)
@@ -703,9 +727,13 @@ def check_arguments(args: argparse.Namespace) -> None:
     for name in (*positive, "gpu_batch_size"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name} is {getattr(args, name)}; it must be 1 or more")
-    for name in ("epochs_this_job", "max_updates", "save_steps", "prediction_frequency", "clip_norm"):
+    for name in ("epochs_this_job", "max_updates", "save_steps", "prediction_frequency", "clip_norm", "consistency"):
         if getattr(args, name) < 0:
             raise UserError(f"--{name} is {getattr(args, name)}; it must be 0 (off) or more")
+    if args.keep_newest < 2:
+        raise UserError(f"--keep_newest is {args.keep_newest}; it must be 2 or more, in case the newest one is damaged")
+    if not 1 <= args.consistency_mask_ratio <= 100:
+        raise UserError(f"--consistency_mask_ratio is {args.consistency_mask_ratio}; it must be from 1 to 100")
     if args.init_ckpt and args.ckpt:
         raise UserError("--ckpt (go on with everything) and --init_ckpt (weights only) exclude each other")
 
@@ -715,6 +743,32 @@ def overrides(args: argparse.Namespace) -> list[str]:
     value = NORMALIZERS.get(args.normalizer)
     sections = ("input_train", "input_val") if value else ()
     return [*args.override_config, *(f"{section}.audio_dataset.normalize_transcripts={value}" for section in sections)]
+
+
+def read_config(args: argparse.Namespace) -> Config:
+    """The YAML file, changed by --override_config, --normalizer and --labels."""
+    config = load_config(args.model_config, overrides(args))
+    if not args.labels:
+        return config
+    try:
+        return dataclasses.replace(config, labels=read_labels(args.labels))
+    except ValueError as error:
+        raise UserError(f"{args.labels}: {error}") from error
+
+
+def masked_for_views(config: Config, ratio: float) -> Config:
+    """The configuration of --consistency: `ratio` times the time masks. Raises UserError where nothing would tell two
+    views of an utterance apart."""
+    if config.input_train is None:
+        return config  # the loader says so
+    features = enlarge_time_masks(config.input_train.features, ratio)
+    cutout, dropout = features.cutout_augment, any(block.dropout for block in config.encoder.blocks)
+    if not (features.spec_augment or cutout or dropout):
+        raise UserError(
+            "--consistency compares two views of an utterance, which are the same without masks and dropout: set "
+            "input_train.filterbank_features.spec_augment"
+        )
+    return dataclasses.replace(config, input_train=dataclasses.replace(config.input_train, features=features))
 
 
 def log_path(args: argparse.Namespace) -> Path:
@@ -752,6 +806,16 @@ def find_checkpoint(args, resuming: bool, store: Checkpoints, group, log: RunLog
     if args.ckpt:
         return checkpoint.read(args.ckpt), Path(args.ckpt)
     return None, None
+
+
+def check_labels(saved: dict, source: Path, config: Config) -> None:
+    """Raises UserError where the state to go on from was trained on other labels, perhaps as many."""
+    labels = tuple(saved.get("labels", config.labels))
+    if labels != config.labels:
+        raise UserError(
+            f"{source} was trained on other labels ({len(labels)}) than those of --labels or the YAML file "
+            f"({len(config.labels)}): go on with the ones it has, or start another run"
+        )
 
 
 def choose_global_batch(args: argparse.Namespace, saved: dict | None, group) -> int:

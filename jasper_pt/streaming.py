@@ -32,6 +32,7 @@ from jasper_pt.config import Config
 from jasper_pt.decode import Tokens, greedy_tokens
 from jasper_pt.evaluation import Forward
 from jasper_pt.features import STD_GUARD, LogMel
+from jasper_pt.text import are_subwords
 from jasper_pt.transcript import Character, Transcript, Word, transcript_of
 from runkit.errors import UserError
 
@@ -317,6 +318,10 @@ class Stream:
                 return first + int(later[0]) if len(later) else frames
         if frames * self.frame_seconds < LONGEST:
             return 0
+        if are_subwords(self.config.labels):  # cut before a piece that begins a word
+            begins = np.array([*(label.startswith(" ") for label in self.config.labels), False])[best.numpy()]
+            places = np.flatnonzero(begins[1:] & (best[1:] != best[:-1]).numpy())
+            return int(places[-1]) + 1 if len(places) else frames
         between = is_blank if " " not in self.config.labels else (best == self.config.labels.index(" ")).numpy()
         places = np.flatnonzero(between[: frames - 1] & ~between[1:])  # a run's last frame
         return int(places[-1]) + 1 if len(places) else frames

@@ -1,10 +1,12 @@
 """Transcripts to sequences of labels and back.
 
-A label is one character; its index is its place in the list, and the CTC blank comes after the last one. Nothing
-that the labels lack is lost silently: each such character is counted.
+A label is one character, or a subword: a piece of a word, whose first character is a blank where a word begins with
+it. A label's index is its place in the list, and the CTC blank comes after the last one. Nothing that the labels lack
+is lost silently: each such character is counted.
 """
 
 import functools
+import itertools
 import operator
 import re
 import string
@@ -13,24 +15,48 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from runkit.errors import UserError
-from runkit.files import read_lines
+from runkit.files import atomic_open, read_lines
 
 Labels = Sequence[str]
+WORD_MARK = "\u2581"  # stands for a blank in files of labels, where one could not be seen; as SentencePiece has it
 
 # ------------------------------------------------------------------------------------------ labels and their indices
 
 
 def read_labels(path: str) -> tuple[str, ...]:
-    """Reads labels, one character a line (a line of one blank is the blank). Raises UserError naming the line."""
-    labels: list[str] = []
+    """Reads labels, one a line; a blank, or WORD_MARK, stands for the blank.
+
+    A line of several characters is a subword, each character of which must be a label too. Subwords come in the order
+    in which they were learnt, see `encode`. Raises UserError naming the line.
+    """
+    labels: dict[str, int] = {}  # and their lines
     for number, line in enumerate(read_lines(path), 1):
-        if line:
-            if len(line) != 1 or line in labels:
-                raise UserError(f"{path}:{number}: {line!r} is not one character that is not there yet")
-            labels.append(line)
+        if label := line.replace(WORD_MARK, " "):
+            if label in labels:
+                raise UserError(f"{path}:{number}: {line!r} is there already, in line {labels[label]}")
+            labels[label] = number
     if not labels:
         raise UserError(f"{path}: no labels in it")
+    for label, number in labels.items():
+        if lacking := sorted(set(label) - labels.keys()):
+            raise UserError(f"{path}:{number}: {label!r} holds characters that are no labels of their own: {lacking}")
     return tuple(labels)
+
+
+def write_labels(path: str, labels: Labels) -> None:
+    """Writes what read_labels reads, blanks as WORD_MARK."""
+    with atomic_open(path, "w") as stream:
+        stream.writelines(f"{label.replace(' ', WORD_MARK)}\n" for label in labels)
+
+
+def alphabet(labels: Labels) -> tuple[str, ...]:
+    """The labels of one character."""
+    return tuple(label for label in labels if len(label) == 1)
+
+
+def are_subwords(labels: Labels) -> bool:
+    """Whether some label has several characters."""
+    return any(len(label) > 1 for label in labels)
 
 
 @functools.lru_cache(maxsize=8)
@@ -39,17 +65,53 @@ def _indices(labels: tuple[str, ...]) -> dict[str, int]:
 
 
 def encode(text: str, labels: Labels, unknown: Counter[str] | None = None) -> list[int]:
-    """The index of each character; those without a label are left out and counted in `unknown`."""
-    indices = _indices(tuple(labels))
-    known = [indices.get(character) for character in text]
-    if unknown is not None and None in known:
-        unknown.update(character for character, index in zip(text, known, strict=True) if index is None)
-    return [index for index in known if index is not None]
+    """The index of each character; those without a label are left out and counted in `unknown`.
+
+    Where labels are subwords, the indices of the pieces of each word, of the blank before it too: byte-pair encoding
+    (Sennrich et al. 2016, arXiv 1508.07909). Of all neighbours in a word that together are a label, those of the
+    earliest label in the list are joined, the leftmost first, until there are none. This is what SentencePiece's BPE
+    models do with their pieces in their order.
+    """
+    labels = tuple(labels)
+    text = only_known(text, labels, unknown)
+    indices = _indices(labels)
+    if not are_subwords(labels):
+        return [indices[character] for character in text]
+    if " " not in indices:
+        return list(_pieces(text, labels))
+    words = text.split(" ") if text else []
+    return [index for word in words for index in _pieces(f" {word}", labels)]
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _pieces(word: str, labels: tuple[str, ...]) -> tuple[int, ...]:
+    indices = _indices(labels)
+    none = len(labels)
+    parts = list(word)
+    while True:
+        joined = [indices.get(left + right, none) for left, right in itertools.pairwise(parts)]
+        first = min(joined, default=none)
+        if first == none:
+            return tuple(indices[part] for part in parts)
+        place = joined.index(first)
+        parts[place : place + 2] = [labels[first]]
+
+
+def only_known(text: str, labels: Labels, unknown: Counter[str] | None = None) -> str:
+    """`text` without the characters that have no label, which are counted in `unknown`."""
+    known = _indices(tuple(labels))
+    if unknown is not None:
+        unknown.update(character for character in text if character not in known)
+    return "".join(character for character in text if character in known)
 
 
 def decode(indices: Iterable[int], labels: Labels) -> str:
-    """The text of a sequence of label indices. Raises IndexError for one that is no label, such as the blank."""
-    return "".join(labels[index] for index in indices)
+    """The text of a sequence of label indices; of subwords without the blank before the first word.
+
+    Raises IndexError for an index that is no label, such as the blank's.
+    """
+    text = "".join(labels[index] for index in indices)
+    return text.removeprefix(" ") if are_subwords(labels) else text
 
 
 def frames_needed(indices: Sequence[int]) -> int:
@@ -129,7 +191,7 @@ def normalize(text: str, labels: Labels, unknown: Counter[str] | None = None) ->
         text = spell_numbers(text)
     text = ABBREVIATION.sub(lambda match: ABBREVIATIONS[match[1]], text)
     text = " ".join(text.translate(_spoken_punctuation(tuple(labels))).split())
-    return decode(encode(text, labels, unknown), labels)
+    return only_known(text, labels, unknown)
 
 
 @functools.lru_cache(maxsize=8)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from jasper_pt.checkpoint import Run
 from jasper_pt.distributed import Distributed
 from jasper_pt.loader import AsrBatch
-from jasper_pt.losses import ctc_loss
+from jasper_pt.losses import consistency_loss, ctc_loss
 from jasper_pt.model import BATCH_NORM_MOMENTUM
 from jasper_pt.novograd import global_norm
 from jasper_pt.precision import Precision
@@ -55,7 +55,8 @@ class TrainingStep:
     update_size: utterances of a usual global batch, over all processes. unit: of these, those that BatchNorm normalises
     together. shares: the parts (start, end) of an update that this process works on, one micro-batch each
     (loader.deal). All three are a TrainLoader's. clip_norm: largest norm of the gradient, 0 for none. freeze_bn_stats:
-    BatchNorm normalises with its running statistics and leaves them as they are.
+    BatchNorm normalises with its running statistics and leaves them as they are. consistency: weight of the
+    `consistency_loss` between the two views of batches that have them.
     """
 
     def __init__(
@@ -69,10 +70,12 @@ class TrainingStep:
         clip_norm: float = 0.0,
         freeze_bn_stats: bool = False,
         seed: int = 0,
+        consistency: float = 0.0,
     ):
         self.run, self.precision, self.distributed = run, precision, distributed
         self.update_size, self.shares = update_size, list(shares)
         self.clip_norm, self.freeze_bn_stats, self.seed = clip_norm, freeze_bn_stats, seed
+        self.consistency = consistency
         self.wrapped = distributed.wrap(run.model)
         self.parameters = [p for p in run.model.parameters() if p.requires_grad]
         self.statistics = RunningStatistics([] if freeze_bn_stats else batch_norms(run.model), update_size, unit)
@@ -137,10 +140,20 @@ class TrainingStep:
                     module.eval()
 
     def _forward_backward(self, batch: AsrBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Adds the gradient of a micro-batch; log-probabilities [B,T',V], their lengths [B], the mean loss."""
+        """Adds the gradient of a micro-batch; log-probabilities [B,T',V] (of the first view), their lengths [B], the
+        mean loss: CTC's, with two views the mean of both plus consistency times their consistency loss."""
+        features, *inputs = batch.features, batch.feature_lengths, batch.targets, batch.target_lengths
+        if batch.second_view is not None:  # one pass over both views, as one batch [2B]
+            features = torch.cat([features, batch.second_view])
+            inputs = [torch.cat([tensor, tensor]) for tensor in inputs]
         with self.precision.autocast(self.distributed.device):
-            log_probs, lengths = self.wrapped(batch.features, batch.feature_lengths)
-        loss = ctc_loss(log_probs, lengths, batch.targets, batch.target_lengths)
+            log_probs, lengths = self.wrapped(features, inputs[0])
+        loss = ctc_loss(log_probs, lengths, *inputs[1:])
+        if batch.second_view is not None:
+            size = len(batch.keys)
+            first, second, lengths = log_probs[:size], log_probs[size:], lengths[:size]
+            loss = loss + self.consistency * consistency_loss(first, second, lengths)
+            log_probs = first
         # Divided by the usual number of utterances, so that float16 gradients of one micro-batch out of many do not
         # vanish; _apply corrects the divisor when it knows how many there were in all.
         share = len(batch.keys) * self.distributed.size / self.update_size

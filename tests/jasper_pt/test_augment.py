@@ -12,6 +12,7 @@ from jasper_pt.augment import (
     dither_noise,
     dither_start,
     draw_masks,
+    enlarge_time_masks,
     gain_db,
     mask_features,
     perturb,
@@ -221,3 +222,45 @@ def test_cutout_makes_rectangles():
 def test_no_masks_configured_changes_nothing():
     assert draw_masks(FeatureConfig(), np.random.default_rng(0)).shape == (0, 4)
     assert not masked(FeatureConfig(), [10], 16, ["a"]).any()
+
+
+# --------------------------------------------------------------------------------------------- adaptive time masks
+def adaptive(**spec):
+    return FeatureConfig(spec_augment=SpecAugmentConfig(time_masks=7, max_time=1000, **spec))
+
+
+def test_adaptive_masks_are_counted_by_length():
+    config = adaptive(min_time=1, adaptive_multiplicity=0.05, adaptive_size=1e-9)  # masks of one frame
+    lengths = [19, 20, 99, 100, 2000]
+    counts = [masked(config, lengths, 2000, [f"{i} {n}" for n in lengths]).all(1).sum(1).tolist() for i in range(60)]
+    # floor(0.05 T), at most 20; two masks may fall on one frame
+    assert np.max(counts, axis=0).tolist() == [0, 1, 4, 5, 20]
+    assert np.mean(counts, axis=0)[1:] == pytest.approx([1, 4, 5, 20], rel=0.1)
+
+
+def test_adaptive_masks_are_as_wide_as_the_length_says():
+    config = FeatureConfig(spec_augment=SpecAugmentConfig(time_masks=1, max_time=1000, adaptive_size=0.29))
+    lengths = [100] * 3000 + [10] * 3000 + [3] * 100
+    widths = masked(config, lengths, 112, [str(i) for i in range(len(lengths))]).all(1).sum(1)
+    # floor(0.29 T): 0.29 * 100 is a little below 29 in floating point
+    assert widths[:3000].max() == 29 and widths[3000:6000].max() == 2 and not widths[6000:].any()
+    assert widths[:3000].float().mean().item() == pytest.approx(14.5, rel=0.05)
+
+
+def test_adaptive_masks_do_not_depend_on_the_batch_and_leave_the_others_alone():
+    config = FeatureConfig(
+        spec_augment=SpecAugmentConfig(freq_masks=2, adaptive_multiplicity=0.04, adaptive_size=0.04),
+        cutout_augment=CutoutConfig(masks=2),
+    )
+    together = masked(config, [100, 300], 304, ["a", "b"])
+    assert torch.equal(masked(config, [300], 304, ["b"])[0], together[1])
+    rows = together[1].float().mean(1)
+    assert (rows == 1).sum() > 0  # whole bins are masked still
+
+
+def test_more_time_masks():
+    config = enlarge_time_masks(FeatureConfig(spec_augment=SpecAugmentConfig(time_masks=2, max_time=15)), 2.5)
+    assert config.spec_augment == SpecAugmentConfig(time_masks=5, max_time=15, max_time_masks=50)
+    more = enlarge_time_masks(adaptive(adaptive_multiplicity=0.04, adaptive_size=0.04), 2.5).spec_augment
+    assert (more.adaptive_multiplicity, more.adaptive_size, more.max_time_masks) == (pytest.approx(0.1), 0.04, 50)
+    assert enlarge_time_masks(FeatureConfig(), 2.5) == FeatureConfig()

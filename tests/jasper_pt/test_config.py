@@ -274,3 +274,39 @@ def test_a_file_that_is_not_there_or_not_text(tmp_path):
     path = tmp_path / "latin.yaml"
     path.write_bytes(b"name: caf\xe9")
     fails("not UTF-8 at byte 9", path)
+
+
+def test_options_for_accuracy_are_off_unless_asked_for():
+    config = load_config("quartznet5x5")
+    audio, spec = config.input_train.audio, config.input_train.features.spec_augment
+    assert audio.noise_perturbation is None and audio.impulse_perturbation is None
+    assert spec.adaptive_multiplicity == spec.adaptive_size == 0
+    changed = load_config(
+        "quartznet5x5",
+        [
+            "input_train.audio_dataset.noise_perturbation.manifests=['a.json', 'b.json']",
+            "input_train.audio_dataset.impulse_perturbation={'max_rt60': 1}",
+            "input_train.filterbank_features.spec_augment.adaptive_multiplicity=0.04",
+        ],
+    )
+    assert changed.input_train.audio.noise_perturbation.manifests == ("a.json", "b.json")
+    assert changed.input_train.audio.impulse_perturbation.max_rt60 == 1.0
+    assert parse_config(changed.to_dict()) == changed
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("input_train.audio_dataset.noise_perturbation.min_snr_db=40", "min_snr_db must not be greater"),
+        ("input_train.audio_dataset.noise_perturbation.max_exponent=5", "max_exponent <= 4"),
+        ("input_train.audio_dataset.noise_perturbation.snr=3", "unknown key"),
+        ("input_train.audio_dataset.noise_perturbation.manifests=a.json", "expected a list"),
+        ("input_train.audio_dataset.impulse_perturbation.min_rt60=0", "0 < min_rt60"),
+        ("input_train.audio_dataset.impulse_perturbation.p=2", "must be a probability"),
+        ("input_train.filterbank_features.spec_augment.adaptive_size=4", "from 0 to 1"),
+        ("labels=['a', 'bc']", r"labels lack \['b', 'c'\]"),
+    ],
+)
+def test_wrong_options_are_named(override, message):
+    with pytest.raises(UserError, match=message):
+        load_config("quartznet5x5", [override])

@@ -202,3 +202,10 @@ def test_gpu_equals_cpu(dali, speech):
     gpu = DaliEvalLoader(speech, make_config(), 5, device="cuda", dali_device="gpu")
     for a, b in zip(cpu, gpu, strict=True):
         torch.testing.assert_close(b.features.cpu(), a.features, atol=MAX, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["noise", "impulse"])
+def test_noise_and_rooms_are_refused(name):
+    config = make_config(f"input_train.audio_dataset.{name}_perturbation.p=0.5")
+    with pytest.raises(UserError, match="set them to null, or --dali_device none"):
+        DaliTrainLoader([utterance(Path("x.wav"), duration=1.0)], config, 1)

@@ -431,3 +431,73 @@ def test_default_workers_share_the_machine(monkeypatch):
 def test_training_needs_its_section(corpus):
     with pytest.raises(UserError, match="input_train"):
         TrainLoader(corpus, dataclasses.replace(make_config(), input_train=None), 2)
+
+
+# ------------------------------------------------------------------------------------------- options for accuracy
+@pytest.fixture(scope="module")
+def options() -> Config:
+    return make_config(
+        "input_train.audio_dataset.noise_perturbation.p=0.7",
+        "input_train.audio_dataset.impulse_perturbation.p=0.5",
+        "input_train.filterbank_features.spec_augment.adaptive_multiplicity=0.05",
+        "input_train.filterbank_features.spec_augment.adaptive_size=0.1",
+    )
+
+
+def test_options_depend_on_neither_workers_processes_nor_resumes(corpus, options):
+    def batches(rank=0, world_size=1, workers=0, start=0):
+        loader = TrainLoader(
+            corpus,
+            options,
+            4,
+            1,
+            rank,
+            world_size,
+            seed=1,
+            num_workers=workers,
+            processes=3,
+            views=2,
+        )
+        return list(loader.epoch(3, start_update=start))
+
+    one = batches()
+    assert len(one) == 6 and all(batch.second_view.shape == batch.features.shape for batch in one)
+    assert all(map(equal, batches(workers=2), one)) and all(map(equal, batches(start=1), one[3:]))
+    found = {tuple(batch.keys): batch for rank in range(3) for batch in batches(rank, 3)}
+    assert len(found) == 6
+    for batch in one:
+        assert equal(found[tuple(batch.keys)], batch)
+
+
+def test_the_second_view_has_other_masks_of_the_same_features(corpus):
+    quiet = ("input_train.filterbank_features.spec_augment.freq_masks=0", *PLAIN[::2])
+    masked = make_config(*quiet, "input_train.filterbank_features.spec_augment.max_time=20")
+    plain = make_config(*PLAIN)
+    views = list(TrainLoader(corpus, masked, 26, seed=1, num_workers=0, views=2).epoch(0))
+    (batch,) = views
+    (single,) = TrainLoader(corpus, masked, 26, seed=1, num_workers=0).epoch(0)
+    (whole,) = TrainLoader(corpus, plain, 26, seed=1, num_workers=0).epoch(0)
+    assert single.second_view is None and torch.equal(single.features, batch.features)
+    assert not torch.equal(batch.features, batch.second_view)
+    for view in (batch.features, batch.second_view):
+        kept = view.any(1, keepdim=True)  # [B, 1, T]: what no mask hides
+        assert kept.any() and torch.equal(view, whole.features * kept)
+
+
+def test_noise_is_for_training_only(corpus, options):
+    (plain,) = EvalLoader(corpus[:4], make_config(*PLAIN), 4, num_workers=0)
+    (same,) = EvalLoader(corpus[:4], options, 4, num_workers=0)
+    assert torch.equal(plain.features, same.features)
+
+
+def test_subwords_leave_more_room_for_ctc():
+    config = make_config()
+    tight = utterance("a.wav", "abababab", 0.15)  # 8 characters, 8 output frames
+    kept, _ = filter_utterances([tight], config, train=True)
+    assert kept
+    short = tight._replace(duration=0.13)
+    with pytest.raises(UserError, match="needs 8 frames, has 7"):
+        filter_utterances([short], config, train=True)
+    subwords = dataclasses.replace(config, labels=(*config.labels, "ab", " ab"))
+    kept, _ = filter_utterances([short], subwords, train=True)  # " ab" "ab" "ab" "ab": 4, and 2 between equal ones
+    assert kept

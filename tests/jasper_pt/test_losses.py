@@ -4,10 +4,11 @@ import itertools
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from jasper_pt.losses import ctc_loss
+from jasper_pt.losses import consistency_loss, ctc_loss
 
 
 def by_enumeration(log_probs, target):
@@ -60,3 +61,31 @@ def test_case_a09(shared):
     assert math.isfinite(loss.item()) and log_probs.grad.isfinite().all()
     for row, gradient in enumerate(log_probs.grad):
         assert gradient.any() == expected[f"row{row}"].startswith("feasible")
+
+
+# --------------------------------------------------------------------------------------------------- consistency
+def two_views(frames=6, classes=4):
+    generator = torch.manual_seed(0)
+    return [torch.randn(3, frames, classes, generator=generator, dtype=torch.float64) for _ in range(2)]
+
+
+def test_consistency_is_the_mean_divergence_of_valid_frames():
+    a, b = (scores.log_softmax(-1) for scores in two_views())
+    lengths = [6, 4, 0]
+    expected = 0.0
+    for i, length in enumerate(lengths):
+        p, q = (np.exp(view[i, :length].numpy()) for view in (a, b))
+        expected += 0.5 * (q * np.log(q / p) + p * np.log(p / q)).sum()
+    assert consistency_loss(a, b, torch.tensor(lengths)).item() == pytest.approx(expected / 3, rel=1e-12)
+    assert consistency_loss(a, a, torch.tensor(lengths)).item() == 0
+
+
+def test_each_view_learns_from_the_other_as_a_fixed_target():
+    scores_a, scores_b = (scores.requires_grad_() for scores in two_views())
+    lengths = torch.tensor([6, 4, 2])
+    consistency_loss(scores_a.log_softmax(-1), scores_b.log_softmax(-1), lengths).backward()
+    # d KL(q || softmax(z)) / dz = softmax(z) - q, for q fixed
+    p, q = scores_a.detach().softmax(-1), scores_b.detach().softmax(-1)
+    valid = torch.arange(6)[None, :, None] < lengths[:, None, None]
+    torch.testing.assert_close(scores_a.grad, (p - q) * valid / 6)
+    torch.testing.assert_close(scores_b.grad, (q - p) * valid / 6)

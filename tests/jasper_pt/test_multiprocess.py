@@ -91,6 +91,16 @@ def test_two_processes_give_the_run_of_one(one, two):
     assert (summary["processes"], summary["utterances"], summary["updates"]) == (2, 1, 12)
 
 
+def test_two_processes_give_the_run_of_one_with_noise_and_two_views(corpus, tmp_path):
+    flags = ["--consistency", 0.5, "--override_config", "input_train.audio_dataset.noise_perturbation.p=0.7"]
+    torch.set_num_threads(1)
+    assert run_training.main(command(corpus, tmp_path / "one", "--max_updates", 4, *flags)) == 0
+    run = torchrun("-m", "jasper_pt.run_training", *command(corpus, tmp_path / "two", "--max_updates", 4, *flags))
+    assert run.returncode == 0, run.stderr
+    one, two = (log_values(tmp_path / name, "train_loss") for name in ("one", "two"))
+    assert len(one) == 4 and two == pytest.approx(one, rel=1e-4)
+
+
 def test_a_run_goes_on_with_another_number_of_processes(corpus, one, two, tmp_path):
     """From what two processes left after two epochs, with the flags of before."""
     output = tmp_path / "run"

@@ -441,3 +441,93 @@ def test_tallies_add_up():
     assert dataclasses.astuple(total) == (2, 8, 20.0, 4.0, 3.0, 1)
     assert (total.throughput, total.audio_per_second, total.loss) == (2.0, 5.0, 3.0)
     assert math.isnan(run_training.Tally.total([]).loss) and run_training.Tally().throughput == 0
+
+
+# ------------------------------------------------------------------------------------------- options for accuracy
+@pytest.fixture(scope="module")
+def options(tmp_path_factory):
+    """Flags that switch on all of them at once; with subwords as labels."""
+    path = tmp_path_factory.mktemp("labels") / "labels.txt"
+    path.write_text("\u2581\na\nb\nc\nd\nab\n\u2581c\n\u2581ab\n", encoding="utf-8")
+    changes = (
+        "input_train.audio_dataset.noise_perturbation.p=0.8",
+        "input_train.audio_dataset.impulse_perturbation.p=0.5",
+        "input_train.audio_dataset.gain_perturbation.p=0.5",
+        "input_train.filterbank_features.spec_augment.adaptive_multiplicity=0.05",
+        "input_train.filterbank_features.spec_augment.adaptive_size=0.1",
+    )
+    flags = [word for change in changes for word in ("--override_config", change)]
+    return [*flags, "--consistency", "0.2", "--labels", str(path)]
+
+
+@pytest.fixture(scope="module")
+def straight_with_options(corpus, options, tmp_path_factory):
+    output = tmp_path_factory.mktemp("options")
+    train(corpus, output, *options)
+    return output
+
+
+def test_options_go_on_bit_for_bit(corpus, options, straight_with_options, tmp_path):
+    for _ in range(3):
+        train(corpus, tmp_path, "--resume", "--max_updates", 4, *options)
+    assert same(final(tmp_path), final(straight_with_options))
+    assert final(tmp_path)["labels"] == [" ", *"abcd", "ab", " c", " ab"]
+
+
+def test_options_do_not_depend_on_workers(corpus, options, straight_with_options, tmp_path):
+    train(corpus, tmp_path, *options, "--num_workers", 3)
+    assert same(final(tmp_path), final(straight_with_options))
+
+
+def test_the_weight_of_consistency_matters(corpus, options, straight_with_options, tmp_path):
+    train(corpus, tmp_path, *options, "--consistency", 2)
+    ours, theirs = (log_values(path, "train_loss") for path in (tmp_path, straight_with_options))
+    assert ours[1, 1] > theirs[1, 1] and ours != theirs
+
+
+def test_other_labels_cannot_go_on(corpus, options, straight_with_options, tmp_path):
+    train(corpus, tmp_path, "--max_updates", 1, *options)
+    other = tmp_path / "other.txt"
+    other.write_text("\u2581\na\nb\nc\nd\nab\ncd\n\u2581ab\n", encoding="utf-8")  # as many
+    with pytest.raises(UserError, match=r"trained on other labels \(8\) than those of .* \(8\)"):
+        run_training.main(command(corpus, tmp_path, "--resume", *options, "--labels", other))
+
+
+def test_subwords_are_recognised_as_text(corpus, straight_with_options, tmp_path):
+    from jasper_pt import run_inference
+
+    flags = f"""--cpu --ckpt {straight_with_options}/QuartzNet_epoch3_checkpoint.pt --dataset_dir {corpus}
+        --val_manifests {corpus}/all.json --output_dir {tmp_path} --save_predictions {tmp_path}/texts""".split()
+    assert run_inference.main(flags) == 0
+    references = [line.split("\t")[7] for line in (tmp_path / "utterances.tsv").read_text().splitlines()[1:]]
+    manifest = [json.loads(line)["text"] for line in (corpus / "all.json").read_text().splitlines()]
+    assert sorted(references) == sorted(manifest)
+    assert set((tmp_path / "texts").read_text()) <= set(" abcd\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--consistency", -1), "--consistency is -1"),
+        (("--consistency_mask_ratio", 0.5), "must be from 1 to 100"),
+        (("--keep_newest", 1), "must be 2 or more"),
+        (("--labels", "absent.txt"), r"absent\.txt"),
+    ],
+)
+def test_wrong_options_are_refused(corpus, tmp_path, flags, message):
+    with pytest.raises(UserError, match=message):
+        run_training.main(command(corpus, tmp_path, *flags))
+
+
+def test_views_that_are_the_same_are_refused(corpus, tmp_path):
+    same_views = ("input_train.filterbank_features.spec_augment=null", "quartznet.encoder.blocks.*.dropout=0")
+    flags = [word for change in same_views for word in ("--override_config", change)]
+    with pytest.raises(UserError, match="the same without masks and dropout"):
+        run_training.main(command(corpus, tmp_path, *flags, "--consistency", 0.2))
+
+
+def test_as_many_checkpoints_stay_as_asked_for(corpus, tmp_path):
+    train(corpus, tmp_path, "--keep_newest", 3)
+    assert [path.name for path in checkpoint.Checkpoints(tmp_path, "QuartzNet").all()] == [
+        f"QuartzNet_epoch{epoch}_checkpoint.pt" for epoch in (1, 2, 3)
+    ]

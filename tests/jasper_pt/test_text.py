@@ -14,9 +14,11 @@ from jasper_pt.text import (
     encode,
     frames_needed,
     normalize,
+    normalize_any,
     ordinal,
     read_labels,
     transliterate,
+    write_labels,
 )
 from runkit.errors import UserError
 
@@ -147,7 +149,11 @@ def test_label_files(tmp_path: Path):
     path = tmp_path / "labels.txt"
     path.write_bytes(b"\xef\xbb\xbf \r\na\r\n\xc3\xa9\r\n\r\n")
     assert read_labels(path) == (" ", "a", "é")
-    for content, place in (("a\nbc\n", "labels.txt:2: 'bc'"), ("a\nb\na\n", "labels.txt:3: 'a'"), ("\n", "no labels")):
+    for content, place in (
+        ("a\nbc\n", "labels.txt:2: 'bc'.*'b', 'c'"),
+        ("a\nb\na\n", "labels.txt:3: 'a'"),
+        ("\n", "no l"),
+    ):
         path.write_text(content)
         with pytest.raises(UserError, match=place):
             read_labels(path)
@@ -158,3 +164,47 @@ def test_case_a07_labels(shared: Path):
     expected = json.loads((case / "expected.json").read_text())
     labels = read_labels(case / "labels_crlf.txt")
     assert len(labels) == expected["labels"] and labels[0] == expected["first_label"] and labels == LABELS
+
+
+# ---------------------------------------------------------------------------------------------------------- subwords
+PIECES = (" ", *"abcde", "ab", " c", "abc", " ab", "de", "dede")
+
+
+def test_subwords_are_joined_in_the_order_of_the_labels():
+    spell = [PIECES[index] for index in encode("abc ab dedede c", PIECES)]
+    # "abc": a b -> ab first, then ab c -> abc (its label comes before " ab"); "dedede": the leftmost pair first.
+    assert spell == [" ", "abc", " ab", " ", "dede", "de", " c"]
+    assert encode("", PIECES) == [] and [PIECES[index] for index in encode(" a  b", PIECES)] == list("  a  b")
+
+
+@pytest.mark.parametrize("text", ["", "a", "abc ab dedede c", " ab", "ab ", "ab  c"])
+def test_subwords_spell_the_text(text):
+    assert decode(encode(text, PIECES), PIECES) == text
+
+
+def test_subwords_leave_out_unknown_characters_and_normalise_as_characters_do():
+    unknown: Counter[str] = Counter()
+    labels = (*LABELS, " the", "it", "'s")
+    assert decode(encode("abxé", (" ", *"ab", "ab"), unknown), (" ", *"ab", "ab")) == "ab" and unknown == {
+        "x": 1,
+        "é": 1,
+    }
+    for text in ("It's 3 o'clock, THE end.", "Café & co."):
+        assert normalize(text, labels) == normalize(text, LABELS)
+        assert normalize_any(text, labels) == normalize_any(text, LABELS)
+
+
+def test_subwords_without_a_blank_among_the_labels():
+    labels = (*"abc", "bc")
+    assert encode("abcb", labels) == [0, 3, 1] and decode([0, 3, 1], labels) == "abcb"
+
+
+def test_files_of_subwords(tmp_path: Path):
+    path = tmp_path / "labels.txt"
+    write_labels(path, PIECES)
+    assert read_labels(path) == PIECES
+    assert path.read_text(encoding="utf-8").splitlines()[:2] == ["\u2581", "a"] and "\u2581ab\n" in path.read_text(
+        "utf-8"
+    )
+    path.write_text(" \nt\nh\n th\n")  # blanks do as well
+    assert read_labels(path) == (" ", "t", "h", " th")

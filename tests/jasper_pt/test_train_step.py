@@ -12,7 +12,7 @@ from jasper_pt.config import parse_config
 from jasper_pt.distributed import Distributed
 from jasper_pt.ema import Ema
 from jasper_pt.loader import AsrBatch
-from jasper_pt.losses import ctc_loss
+from jasper_pt.losses import consistency_loss, ctc_loss
 from jasper_pt.model import build_model
 from jasper_pt.novograd import NovoGrad, create_optimizer
 from jasper_pt.precision import PRECISIONS, LossScale, Precision
@@ -287,3 +287,41 @@ def test_pre_allocation_leaves_everything_as_it_was(monkeypatch):
     assert same(state(run), before) and torch.equal(torch.get_rng_state(), random)
     assert all(p.grad is None for p in run.model.parameters())
     assert isinstance(run.optimizer, NovoGrad) and not run.optimizer.state
+
+
+# ----------------------------------------------------------------------------------------------------- two views
+def with_views(parts):
+    generator = torch.Generator().manual_seed(5)
+    second = torch.randn(sum(len(part.keys) for part in parts), *parts[0].features.shape[1:], generator=generator)
+    views = second.split([len(part.keys) for part in parts])
+    return [part._replace(second_view=view) for part, view in zip(parts, views, strict=True)]
+
+
+def test_two_views_make_one_loss():
+    run, twin = new_run(), new_run()
+    (batch,) = with_views(batches([8]))
+    result = new_step(run, [8], consistency=0.2)([batch], 0.02, 1)
+
+    twin.model.train()
+    features = torch.cat([batch.features, batch.second_view])
+    log_probs, lengths = twin.model(features, batch.feature_lengths.repeat(2))
+    first, second = log_probs.split(8)
+    losses = [ctc_loss(view, lengths[:8], batch.targets, batch.target_lengths) for view in (first, second)]
+    loss = sum(losses) / 2 + 0.2 * consistency_loss(first, second, lengths[:8])
+    loss.backward()
+    norm = torch.cat([p.grad.flatten() for p in twin.model.parameters()]).norm()
+    assert result.loss == pytest.approx(loss.item(), rel=1e-5)
+    assert result.gradient_norm == pytest.approx(norm.item(), rel=1e-4)
+    assert result.utterances == 8 and torch.equal(result.lengths, lengths[:8])
+    torch.testing.assert_close(result.log_probs, first)
+
+
+@pytest.mark.parametrize("sizes", [[4, 4], [5, 3]])
+def test_splits_of_two_views_agree(sizes):
+    whole, split = new_run(), new_run()
+    data = with_views(batches([8]))
+    parts = with_views(batches(sizes, examples(8)))
+    one = new_step(whole, [8], freeze_bn_stats=True, consistency=0.5)(data, 0.01, 1)
+    two = new_step(split, sizes, freeze_bn_stats=True, consistency=0.5)(parts, 0.01, 1)
+    assert two.loss == pytest.approx(one.loss, rel=1e-5)
+    assert two.gradient_norm == pytest.approx(one.gradient_norm, rel=1e-4)
