@@ -2,14 +2,13 @@
 
 import itertools
 
+import numpy as np
 import pytest
+import torch
 
-np = pytest.importorskip("numpy")
-torch = pytest.importorskip("torch", reason="speech runs in .venv/asr")
-
-from jasper_pt import trellis  # noqa: E402
-from jasper_pt.text import frames_needed  # noqa: E402
-from jasper_pt.trellis import align_labels  # noqa: E402
+from jasper_pt import trellis
+from jasper_pt.text import frames_needed
+from jasper_pt.trellis import align_labels
 
 
 def random_log_probs(rng, frames, classes, scale=2.0):
