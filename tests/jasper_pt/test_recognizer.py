@@ -19,6 +19,7 @@ import jasper_pt
 from jasper_pt import checkpoint, recognizer
 from jasper_pt.decode import Tokens, greedy_tokens
 from jasper_pt.metrics import character_errors
+from jasper_pt.streaming import Windows
 from jasper_pt.transcript import Transcript
 from runkit.errors import UserError
 
@@ -140,8 +141,9 @@ def test_long_audio_in_windows(reader, spoken, monkeypatch):
     pause = 1e-3 * np.random.default_rng(0).standard_normal(round(TONE * RATE))
     samples = np.concatenate([part for path, _ in spoken for part in (soundfile.read(path)[0], pause)])
     text = " ".join(text for _, text in spoken)
-    for name, value in {"WHOLE_SECONDS": 2.0, "WINDOW_SECONDS": 2.5, "MARGIN_SECONDS": 1.0}.items():
-        monkeypatch.setattr(recognizer, name, value)
+    monkeypatch.setattr(recognizer, "WHOLE_SECONDS", 2.0)
+    monkeypatch.setattr(recognizer, "BLOCK_SECONDS", 0.7)
+    monkeypatch.setattr(recognizer, "FILE", Windows(chunk=2.5, left=1.0, right=1.0, quiet=True))
     for end in (len(samples), len(samples) - 1, 5 * RATE // 2, 5 * RATE // 2 + 1):
         parts = reader.log_probs(samples[:end])
         assert len(parts) == math.ceil(math.ceil(end / 160) / 2)
