@@ -9,6 +9,7 @@ One recognizer may be asked from several threads at a time. docs/python_api.md h
 Legend: N samples, T output frames, V labels and blank (the blank is last).
 """
 
+import dataclasses
 import math
 import os
 import unicodedata
@@ -60,6 +61,7 @@ def load(
     if "config" not in contents:
         raise UserError(f"{path} holds no configuration: make a checkpoint with run_training, or use run_inference")
     config = parse_config(contents["config"], f"configuration in {path}")
+    config = dataclasses.replace(config, labels=tuple(contents.get("labels", config.labels)))
     model = build_model(config, config.n_classes).eval()
     weights = (ema and contents.get("ema_state_dict")) or contents["state_dict"]
     checkpoint.load_weights(model, weights, path)

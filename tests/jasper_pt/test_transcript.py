@@ -158,6 +158,7 @@ def test_ctm():
         (0.8, 0.434, "<stop>", 0.5),
         (3725.5, 0.5, "&", 1.0),
     ]
+    assert written(spoken(("yes -", 0.0, 1.0, 1.0)), "ctm") == "audio 1 0.000 1.000 yes_- 1.0000\n"
 
 
 def test_srt():
