@@ -9,6 +9,7 @@ import re
 import pytest
 
 from jasper_pt.decode import Tokens
+from jasper_pt.text import encode, normalize
 from jasper_pt.transcript import (
     CUE_LINES,
     CUE_PAUSE,
@@ -113,6 +114,25 @@ def test_words_as_the_text_spells_them():
     assert given.words[0].confidence == pytest.approx(three.confidence * dollars.confidence)
     assert (given.words[1].start, given.words[1].end) == (ok.start, ok.end)
     assert given.confidence == pytest.approx((0.9**12 + 0.9**2) / 2)
+
+
+def test_any_text_comes_back_as_it_was():
+    labels = tuple(" abcdefghijklmnopqrstuvwxyz'")
+    source = random.Random(0)
+    characters = "abc XYZ'’-—.,!?$%&+# 0123456789éßÆœ½²ﬁ\u0301\u200b\u00a0\t\n“”…€日"
+    done = 0
+    for _ in range(1000):
+        text = "".join(source.choice(characters) for _ in range(source.randint(1, 25)))
+        words = text.split()
+        pieces = [normalize(word, labels) for word in words]
+        ids = encode(" ".join(filter(None, pieces)), labels)
+        if ids:
+            tokens = Tokens(ids, [2 * i for i in range(len(ids))], [0.9] * len(ids))
+            given = respelled(transcript_of(tokens, labels, FRAME, 99.0), words, pieces)
+            assert given.text.split() == " ".join(word.text for word in given.words).split() == words
+            assert all(a.start < a.end <= b.start for a, b in itertools.pairwise(given.words))
+            done += 1
+    assert done > 700
 
 
 # ----------------------------------------------------------------------------------------------------------- the forms
