@@ -9,11 +9,12 @@ One recognizer may be asked from several threads at a time. docs/python_api.md h
 Legend: N samples, T output frames, V labels and blank (the blank is last).
 """
 
+import dataclasses
 import math
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias, overload
 
 import numpy as np
@@ -30,7 +31,7 @@ from jasper_pt.features import LogMel
 from jasper_pt.loader import pad, transcript_rules
 from jasper_pt.model import AcousticModel, build_model
 from jasper_pt.precision import choose_precision
-from jasper_pt.streaming import FILE, STREAM, Stream, Update, Windows, transcribe_file
+from jasper_pt.streaming import FILE, STREAM, Decoder, LogProbStream, Stream, Update, Windows, transcribe_file
 from jasper_pt.text import encode, frames_needed
 from jasper_pt.transcript import Transcript, respelled, transcript_of
 from jasper_pt.trellis import align_labels
@@ -38,12 +39,9 @@ from runkit.errors import UserError
 
 # A file (its name or its bytes), samples, or samples with their rate.
 Audio: TypeAlias = "str | os.PathLike | bytes | np.ndarray | Tensor | tuple[np.ndarray | Tensor, int]"
-Decoder = Callable[[Tensor, Tensor], list[Tokens]]  # (log_probs [B,T,V], lengths [B]) -> tokens of each utterance
 
-# Longer audio is recognised in windows, whose margins are heard twice: memory stays bounded.
-WHOLE_SECONDS = 120.0
-WINDOW_SECONDS = 60.0
-MARGIN_SECONDS = 5.0
+WHOLE_SECONDS = 120.0  # longer audio is recognised in windows (streaming.FILE): memory stays bounded
+BLOCK_SECONDS = 10.0  # of samples handed to them at a time
 
 
 def load(
@@ -63,6 +61,7 @@ def load(
     if "config" not in contents:
         raise UserError(f"{path} holds no configuration: make a checkpoint with run_training, or use run_inference")
     config = parse_config(contents["config"], f"configuration in {path}")
+    config = dataclasses.replace(config, labels=tuple(contents.get("labels", config.labels)))
     model = build_model(config, config.n_classes).eval()
     weights = (ema and contents.get("ema_state_dict")) or contents["state_dict"]
     checkpoint.load_weights(model, weights, path)
@@ -99,8 +98,7 @@ class Recognizer:
         self.decoder: Decoder = decoder or greedy_tokens
         self.sample_rate: int = config.input_val.audio.sample_rate
         self.stride: int = math.prod(block.stride for block in config.encoder.blocks)  # feature frames an output frame
-        self._frame_samples = config.input_val.features.hop_length * self.stride
-        self.frame_seconds: float = self._frame_samples / self.sample_rate
+        self.frame_seconds: float = self.stride * config.input_val.features.hop_length / self.sample_rate
         self._log_mel = LogMel(config.input_val.features).to(self.device)
         self._forward = evaluation_form(model.to(self.device), chosen, self.device)
         self._rules = transcript_rules(config.input_val.audio, self.labels)
@@ -117,9 +115,10 @@ class Recognizer:
     def transcribe(self, audio, sample_rate=None, batch_size=8):
         """What is said in a recording; of a list, in each.
 
-        sample_rate (Hz): of samples without a rate of their own; by default the model's. batch_size: recordings, or
-        windows of long ones, that go through the model at a time. Samples are [N] or [N, channels], floats in about
-        -1..1 or integers of their full range. Raises UserError for audio that cannot be read.
+        sample_rate (Hz): of samples without a rate of their own; by default the model's. batch_size: recordings that go
+        through the model at a time; those longer than WHOLE_SECONDS go window by window. Samples are [N] or
+        [N, channels], floats in about -1..1 or integers of their full range. Raises UserError for audio that cannot be
+        read.
         """
         if batch_size < 1:
             raise UserError(f"batch_size is {batch_size}; it must be 1 or more")
@@ -212,31 +211,24 @@ class Recognizer:
         return Signal(samples[part], part.start / self.sample_rate, len(samples) / self.sample_rate, source)
 
     def _log_probs(self, signals: Sequence["Signal"], batch_size: int) -> list[Tensor]:
-        """Log-probabilities [T,V] of each signal, on the device."""
-        windows = [
-            (index, signal.samples[begin:end], keep)
-            for index, signal in enumerate(signals)
-            for begin, end, keep in self._windows(len(signal.samples))
-        ]
-        parts: list[list[Tensor]] = [[] for _ in signals]
-        for start in range(0, len(windows), batch_size):
-            batch = windows[start : start + batch_size]
-            audio, lengths = (torch.from_numpy(array).to(self.device) for array in pad([each[1] for each in batch]))
+        """Log-probabilities [T,V] of each signal."""
+        found: dict[int, Tensor] = {}
+        short = [i for i, signal in enumerate(signals) if len(signal.samples) <= WHOLE_SECONDS * self.sample_rate]
+        for start in range(0, len(short), batch_size):
+            batch = short[start : start + batch_size]
+            arrays = pad([signals[i].samples for i in batch])
+            audio, lengths = (torch.from_numpy(array).to(self.device) for array in arrays)
             log_probs, frames = self._forward(*self._log_mel(audio, lengths))
-            for (index, _, keep), row, length in zip(batch, log_probs, frames.tolist(), strict=True):
-                parts[index].append(row[:length][keep].clone())
-        return [torch.cat(each) if len(each) > 1 else each[0] for each in parts]
+            for i, row, length in zip(batch, log_probs, frames.tolist(), strict=True):
+                found[i] = row[:length].clone()  # without the rest of the batch
+        return [found[i] if i in found else self._in_windows(signal.samples) for i, signal in enumerate(signals)]
 
-    def _windows(self, samples: int) -> Iterator[tuple[int, int, slice]]:
-        """First sample, end, and the output frames to keep, of the windows of a signal; all of it if it is short."""
-        if samples <= WHOLE_SECONDS * self.sample_rate:
-            yield 0, samples, slice(None)
-            return
-        window, margin = (round(seconds / self.frame_seconds) for seconds in (WINDOW_SECONDS, MARGIN_SECONDS))  # frames
-        for first in range(0, -(-samples // self._frame_samples), window):
-            begin = max(first - margin, 0)
-            end = (first + window + margin) * self._frame_samples
-            yield begin * self._frame_samples, min(end, samples), slice(first - begin, first - begin + window)
+    def _in_windows(self, samples: np.ndarray) -> Tensor:
+        """Log-probabilities [T,V] of a long signal."""
+        windows = LogProbStream(self._forward, self._log_mel, self.stride, FILE)
+        size = round(BLOCK_SECONDS * self.sample_rate)
+        parts = [windows.feed(samples[start : start + size]) for start in range(0, len(samples), size)]
+        return torch.cat([part for part in (*parts, windows.finish()) if len(part)])
 
     def _transcript(self, signal: "Signal", tokens: Tokens) -> Transcript:
         return transcript_of(

@@ -179,13 +179,17 @@ def write_json(transcript: Transcript, stream: TextIO) -> None:
 def write_ctm(transcript: Transcript, stream: TextIO) -> None:
     """NIST's time-marked conversation form, a line a word: file, channel, start, duration, word, confidence.
 
-    Files can be joined. The name of the file is that of the audio without folder and suffix; blanks in it, which would
-    split the field, become "_". Source: NIST SCTK, doc/infmts.htm.
+    Files can be joined. The name of the file is that of the audio without folder and suffix. Blanks in it, and in words
+    of a given text ("yes -"), would split the field and become "_". Source: NIST SCTK, doc/infmts.htm.
     """
-    name = re.sub(r"\s+", "_", Path(transcript.source).stem) or "audio"
+    name = _field(Path(transcript.source).stem) or "audio"
     for word in transcript.words:
         start, end = round(word.start, 3), round(word.end, 3)
-        stream.write(f"{name} 1 {start:.3f} {end - start:.3f} {word.text} {word.confidence:.4f}\n")
+        stream.write(f"{name} 1 {start:.3f} {end - start:.3f} {_field(word.text)} {word.confidence:.4f}\n")
+
+
+def _field(text: str) -> str:
+    return re.sub(r"\s+", "_", text)
 
 
 def write_srt(transcript: Transcript, stream: TextIO) -> None:

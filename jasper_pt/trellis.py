@@ -1,13 +1,15 @@
-"""The most probable times of given labels: Viterbi over the trellis of CTC (Graves et al. 2006), in NumPy.
+"""The most probable times of given labels: Viterbi over the trellis of CTC (Graves et al. 2006).
 
 T output frames, V labels and blank (the blank is last), U labels of the text, S = 2 U + 1 states
 """
 
+import ctypes
 from collections.abc import Sequence
 
 import numpy as np
 
 from jasper_pt.decode import Tokens
+from jasper_pt.ops import native
 from jasper_pt.text import frames_needed
 
 SEGMENT = 1024  # frames between the columns of scores that are kept
@@ -30,70 +32,75 @@ def align_labels(log_probs: np.ndarray, ids: Sequence[int]) -> Tokens:
         raise ValueError(f"{len(ids)} labels need {needed} frames, there are {frames}")
     if not ids:
         return Tokens([], [], [], [])
-    log_probs = np.maximum(log_probs, LOWEST)
-    symbols = np.full(2 * len(ids) + 1, blank)  # of states
+    log_probs = np.maximum(log_probs, LOWEST, dtype=np.float64, order="C")
+    symbols = np.full(2 * len(ids) + 1, blank, np.int64)  # of states
     symbols[1::2] = ids
     # Added to the score of the state two before: a blank cannot be left out between equal labels, nor a label at all.
     skips = np.full(len(symbols), -np.inf)
     skips[3::2][symbols[3::2] != symbols[1:-2:2]] = 0.0
 
-    kept = _columns(log_probs, np.asarray(ids), skips[3::2])
-    scores = kept.pop()
+    scores = np.full(len(symbols), -np.inf)
+    scores[:2] = log_probs[0, symbols[:2]]
+    kept = [scores.copy()]
+    for start in range(1, frames, SEGMENT):
+        stop = min(start + SEGMENT, frames)
+        # Of the states, those that can be reached by then, and that the end can be reached from.
+        part = slice(max(len(symbols) - 2 * (frames - start) - 2, 0), 2 * stop)
+        advance(scores[part], skips[part], symbols[part], log_probs[start:stop])
+        kept.append(scores.copy())
+
     path = np.empty(frames, np.int64)  # states
     path[-1] = len(symbols) - 1 - (scores[-2] > scores[-1])
+    kept.pop()
     for index in range(len(kept) - 1, -1, -1):
         start, end = index * SEGMENT, min((index + 1) * SEGMENT, frames - 1)
         high = int(path[end]) + 1
         low = max(high - 1 - 2 * (end - start), 0)
-        columns = log_probs[start + 1 : end + 1, symbols[low:high]]  # [end - start, high - low]
-        steps = _steps(kept.pop()[low:high], columns, skips[low:high])
+        steps = np.empty((end - start, high - low), np.uint8)
+        advance(kept.pop()[low:high], skips[low:high], symbols[low:high], log_probs[start + 1 : end + 1], steps)
         for frame in range(end, start, -1):
             path[frame - 1] = path[frame] - steps[frame - start - 1, path[frame] - low]
     return _tokens(log_probs, ids, path)
 
 
-def _columns(log_probs: np.ndarray, ids: np.ndarray, skips: np.ndarray) -> list[np.ndarray]:
-    """Scores [S] float64 of the best paths to all states at frame 0, each SEGMENT-th frame, and the last.
+def advance(
+    scores: np.ndarray,
+    skips: np.ndarray,
+    symbols: np.ndarray,
+    log_probs: np.ndarray,
+    steps: np.ndarray | None = None,
+) -> None:
+    """Moves the scores [S] of the best paths to all states on by the frames of log_probs [frames,V], in place.
 
-    skips [U - 1]: added where a label follows the one before it.
-
-    Blanks and labels are kept apart, and every array is reused: this loop takes nearly all the time.
+    skips [S]: added to the score of the state two before; symbols [S] int64. steps [frames,S] uint8, if given, is
+    filled with the number of states by which the best path to each has moved. In C++ (ops/trellis.cpp), or in NumPy.
     """
-    row = log_probs[0].astype(np.float64)
-    blanks, labels = np.full(len(ids) + 1, -np.inf), np.full(len(ids), -np.inf)
-    blanks[0], labels[0] = row[-1], row[ids[0]]
-    new_blanks, new_labels, skipped = np.empty_like(blanks), np.empty_like(labels), np.empty_like(skips)
-    emitted = np.empty(len(ids), log_probs.dtype)
-    kept = []
-    for frame in range(len(log_probs)):
-        if frame:
-            row = log_probs[frame]
-            np.maximum(blanks[1:], labels, out=new_blanks[1:])
-            new_blanks[0] = blanks[0]
-            new_blanks += row[-1]
-            np.maximum(blanks[:-1], labels, out=new_labels)
-            np.add(labels[:-1], skips, out=skipped)
-            np.maximum(new_labels[1:], skipped, out=new_labels[1:])
-            new_labels += row.take(ids, out=emitted, mode="clip")  # (with "raise" it would make a copy)
-            blanks, new_blanks, labels, new_labels = new_blanks, blanks, new_labels, labels
-        if frame % SEGMENT == 0 or frame == len(log_probs) - 1:
-            kept.append(np.empty(2 * len(ids) + 1))
-            kept[-1][0::2], kept[-1][1::2] = blanks, labels
-    return kept
+    library = native.library()
+    if library is None:
+        advance_reference(scores, skips, symbols, log_probs, steps)
+        return
+    arrays = (scores, skips, symbols, log_probs, steps)
+    pointers = [ctypes.c_void_p(None if array is None else array.ctypes.data) for array in arrays]
+    library.trellis_advance(*pointers, *map(ctypes.c_int64, (len(scores), log_probs.shape[1], len(log_probs))))
 
 
-def _steps(scores: np.ndarray, columns: np.ndarray, skips: np.ndarray) -> np.ndarray:
-    """By how many states the best path to each state has just moved: uint8 as columns [frames, states], the
-    log-probabilities of the states' symbols. scores [states]: before the first of the frames."""
-    steps = np.zeros(columns.shape, np.uint8)
-    for row, column in zip(steps, columns, strict=True):
+def advance_reference(
+    scores: np.ndarray,
+    skips: np.ndarray,
+    symbols: np.ndarray,
+    log_probs: np.ndarray,
+    steps: np.ndarray | None = None,
+) -> None:
+    """The same in NumPy."""
+    if steps is not None:
+        steps[:] = 0
+    for frame, row in enumerate(log_probs):
         best = scores.copy()
         for step, before in ((1, scores[:-1]), (2, scores[:-2] + skips[2:])):
-            better = before > best[step:]
-            best[step:][better] = before[better]
-            row[step:][better] = step
-        scores = best + column
-    return steps
+            if steps is not None:
+                steps[frame, step:][before > best[step:]] = step
+            np.maximum(best[step:], before, out=best[step:])
+        scores[:] = best + row[symbols]
 
 
 def _tokens(log_probs: np.ndarray, ids: Sequence[int], path: np.ndarray) -> Tokens:

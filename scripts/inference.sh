@@ -5,7 +5,8 @@
 #                                                      [--dry-run] [--help]
 #
 #   --flag words go to jasper_pt/run_inference.py as they are, behind everything else. With --transcribe_wav FILE or
-#   --transcribe_filelist PATH... among them no data set is needed.
+#   --transcribe_filelist PATH... among them no data set is needed. --times shows when each word is said;
+#   --output_format txt json ctm srt vtt (any of them) writes such files to OUTPUT_DIR/transcripts (docs/transcripts.md).
 #   DATA_DIR (/datasets/LibriSpeech)   OUTPUT_DIR (/results)
 #   CHECKPOINT (pretrained_models/quartznet_en/nvidia_quartznet_210504.pt | /checkpoints/jasper_fp16.pt)
 #   MODEL_CONFIG (what a given CHECKPOINT was saved with, else configs/quartznet15x5_speedp-online-1.15_speca.yaml)

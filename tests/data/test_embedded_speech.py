@@ -1,5 +1,6 @@
 """data/embedded_speech.py: a small corpus, made twice, and looked at by numbers."""
 
+import itertools
 import json
 import random
 import re
@@ -113,6 +114,27 @@ def test_a_failing_process_is_reported(tmp_path: Path):
 
 
 # ----------------------------------------------------------------------------------------------------------- corpus
+
+
+def test_times_of_words(corpus: Path):
+    """They are in order, and begin and end with the speech (a stop is closed, hence silent, at first)."""
+    times: dict[str, list[tuple[str, float, float]]] = {}
+    for path in sorted(corpus.rglob("*.ctm")):
+        for line in path.read_text().splitlines():
+            key, channel, start, duration, word = line.split()
+            assert channel == "1"
+            times.setdefault(key, []).append((word, float(start), float(start) + float(duration)))
+    for split in SPLITS:
+        for utterance in utterances(corpus, split):
+            words = times.pop(utterance.audio_path.stem)
+            assert " ".join(word.replace("_", " ") for word, _, _ in words) == utterance.transcript
+            samples = read_audio(utterance.audio_path)
+            edges = [edge for _, start, end in words for edge in (start, end)]
+            assert all(b > a - 0.0011 for a, b in itertools.pairwise(edges))  # written to 1 ms
+            loud = np.flatnonzero(np.abs(samples) > 0.05 * np.abs(samples).max()) / 16000
+            assert -0.01 < loud[0] - edges[0] < 0.12 and -0.03 < edges[-1] - loud[-1] < 0.12
+            assert 0.05 <= edges[0] <= 0.26 and edges[-1] <= utterance.duration - 0.04
+    assert not times
 
 
 def test_layout_and_splits(corpus: Path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -313,3 +314,56 @@ def test_published_spellings_and_defaults():
     args = run_inference.parse_arguments([])
     assert (args.batch_size, args.steps, args.warmup_steps, args.ema, args.amp) == (16, 0, 0, False, False)
     assert (args.output_dir, args.cudnn_benchmark, args.cpu, args.log_file) == ("results/", False, False, None)
+
+
+# ------------------------------------------------------------------------------------------------------------ times
+TONE = 0.12  # s a letter, as in conftest.py
+
+
+def test_files_with_times(infer, manifest, corpus, tmp_path):
+    assert infer(*manifest, "--output_format", "ctm", "json", "txt", "--pad_leading", 16) == 0
+    for number, text in enumerate(references(corpus)):
+        made = tmp_path / "out" / "transcripts" / str(number)
+        words = json.loads(made.with_suffix(".json").read_text())["words"]
+        hypothesis = made.with_suffix(".txt").read_text().strip()
+        assert [word["text"] for word in words] == hypothesis.split()
+        if hypothesis == text:
+            for word, match in zip(words, re.finditer(r"\S+", text), strict=True):
+                # frames put before the utterance do not count
+                assert abs(word["start"] - match.start() * TONE) < 0.08 and abs(word["end"] - match.end() * TONE) < 0.08
+        assert [line.split()[4] for line in made.with_suffix(".ctm").read_text().splitlines()] == hypothesis.split()
+    assert len(list((tmp_path / "out" / "transcripts").iterdir())) == 36
+
+
+def test_times_on_the_console(infer, corpus, capsys, tmp_path):
+    assert infer("--transcribe_wav", corpus / "0.wav", "--times", "--ema") == 0
+    text = references(corpus)[0]
+    *_, head, first, second = capsys.readouterr().out.rstrip().split("\n")
+    assert head == f"Prediction   1: {text}"
+    for line, match in zip((first, second), re.finditer(r"\S+", text), strict=True):
+        start, end, confidence, word = line.split()
+        assert word == match[0] and 0 < float(confidence) <= 1
+        assert abs(float(start) - match.start() * TONE) < 0.08 and abs(float(end) - match.end() * TONE) < 0.08
+    assert not (tmp_path / "out" / "transcripts").exists()
+
+
+def test_trimmed_silence_counts_in_times(infer, corpus, tmp_path):
+    samples, rate = soundfile.read(corpus / "0.wav")
+    silence = 1e-4 * np.random.default_rng(0).standard_normal(rate)
+    soundfile.write(tmp_path / "late.wav", np.concatenate([silence, samples, silence]), rate)
+    trim = "--override_config=input_val.audio_dataset.trim_silence=true"
+    assert infer("--transcribe_wav", tmp_path / "late.wav", "--output_format", "json", trim) == 0
+    found = json.loads((tmp_path / "out" / "transcripts" / "late.json").read_text())
+    assert abs(found["words"][0]["start"] - 1) < 0.08 and found["duration"] == pytest.approx(2 + len(samples) / rate)
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (("--times",), "--times shows the words of single files"),
+        (("--output_format", "srt", "--dali_device", "cpu"), "--output_format needs --dali_device none"),
+    ],
+)
+def test_times_that_cannot_be_told(infer, manifest, flags, message):
+    with pytest.raises(UserError, match=message):
+        infer(*manifest, *flags)

@@ -2,14 +2,14 @@
 
 import itertools
 
+import numpy as np
 import pytest
+import torch
 
-np = pytest.importorskip("numpy")
-torch = pytest.importorskip("torch", reason="speech runs in .venv/asr")
-
-from jasper_pt import trellis  # noqa: E402
-from jasper_pt.text import frames_needed  # noqa: E402
-from jasper_pt.trellis import align_labels  # noqa: E402
+from jasper_pt import trellis
+from jasper_pt.ops import native
+from jasper_pt.text import frames_needed
+from jasper_pt.trellis import align_labels
 
 
 def random_log_probs(rng, frames, classes, scale=2.0):
@@ -30,8 +30,17 @@ def score_of(log_probs, tokens):
     return log_probs[np.arange(len(path)), path].sum()
 
 
+@pytest.fixture(params=["kernel", "reference"])
+def way(request, monkeypatch):
+    """Both ways of computing the scores."""
+    if request.param == "reference":
+        monkeypatch.setattr(native, "library", lambda: None)
+    elif native.library() is None:
+        pytest.skip("no C++ compiler")
+
+
 @pytest.mark.parametrize("segment", [1, 2, 3, 1024])
-def test_the_best_of_all_paths(monkeypatch, segment):
+def test_the_best_of_all_paths(monkeypatch, segment, way):
     monkeypatch.setattr(trellis, "SEGMENT", segment)
     rng = np.random.default_rng(segment)
     for _ in range(60):
@@ -50,7 +59,7 @@ def test_the_best_of_all_paths(monkeypatch, segment):
 
 
 @pytest.mark.parametrize("segment", [7, 1024])
-def test_the_same_path_as_torchaudio(monkeypatch, segment):
+def test_the_same_path_as_torchaudio(monkeypatch, segment, way):
     """A program of others, on trellises too large for all paths; log-probabilities are such that no two paths tie."""
     functional = pytest.importorskip("torchaudio.functional")
     monkeypatch.setattr(trellis, "SEGMENT", segment)
@@ -74,7 +83,7 @@ def test_the_same_path_as_torchaudio(monkeypatch, segment):
         assert tokens.confidences == pytest.approx(peaks, rel=1e-5)
 
 
-def test_as_many_frames_as_needed_and_one_less():
+def test_as_many_frames_as_needed_and_one_less(way):
     log_probs = random_log_probs(np.random.default_rng(1), 5, 4)
     tokens = align_labels(log_probs, [1, 1, 0, 2])
     assert (tokens.frames, tokens.ends) == ([0, 2, 3, 4], [1, 3, 4, 5])
@@ -82,8 +91,26 @@ def test_as_many_frames_as_needed_and_one_less():
         align_labels(log_probs[:4], [1, 1, 0, 2])
 
 
-def test_no_labels_and_impossible_ones():
+def test_no_labels_and_impossible_ones(way):
     log_probs = random_log_probs(np.random.default_rng(1), 5, 4)
     assert align_labels(log_probs, []).ids == []
     log_probs[:, 1] = -np.inf  # the path has probability 0; there still is one
     assert align_labels(log_probs, [0, 1]).ids == [0, 1]
+
+
+def test_the_kernel_is_the_reference():
+    if native.library() is None:
+        pytest.skip("no C++ compiler")
+    rng = np.random.default_rng(0)
+    for size in (1, 2, 3, 8, 61):
+        skips = np.where(rng.random(size) < 0.5, 0.0, -np.inf)
+        symbols = rng.integers(0, 5, size)
+        log_probs = random_log_probs(rng, 40, 5)
+        scores = np.where(rng.random(size) < 0.3, -np.inf, rng.standard_normal(size))
+        ours, theirs = scores.copy(), scores.copy()
+        our_steps, their_steps = np.empty((2, 40, size), np.uint8)
+        trellis.advance(ours, skips, symbols, log_probs, our_steps)
+        trellis.advance_reference(theirs, skips, symbols, log_probs, their_steps)
+        assert np.array_equal(ours, theirs) and np.array_equal(our_steps, their_steps)
+        trellis.advance(scores, skips, symbols, log_probs)
+        assert np.array_equal(scores, ours)

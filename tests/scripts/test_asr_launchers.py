@@ -418,6 +418,31 @@ def test_evaluation_keeps_no_predictions():
     assert found["dataset_dir"] == "/d" and found["ckpt"] == "c.pt" and found["batch_size"] == "64;3"
 
 
+def test_alignment():
+    found = dry("align.sh", "a.mp3", "a.txt", "--precision=fp32", CHECKPOINT="c.pt", CPU="true").stdout.splitlines()
+    program, *words = shlex.split(next(line for line in found if "jasper_pt.align" in line).partition(" -m ")[2])
+    assert program == "jasper_pt.align"
+    assert words == (
+        "--output_format srt json --ckpt=c.pt --output_dir=results/ --cpu a.mp3 a.txt --precision=fp32".split()
+    )
+    found = dry("align.sh", "a.mp3", "a.txt", FORMATS="ctm", OUTPUT_DIR="o", EMA="false").stdout
+    assert "--output_format ctm " in found and "--output_dir=o --no-ema a.mp3 a.txt" in found
+    assert "--ckpt=pretrained_models/quartznet_en/nvidia_quartznet_210504.pt" in found
+
+
+@pytest.mark.parametrize(
+    "words, environment, message",
+    [
+        ((), {}, "what is to be aligned?"),
+        (("a.mp3", "a.txt"), {"CHECKPOINT": "nowhere.pt"}, "CHECKPOINT=nowhere.pt does not exist"),
+        (("a.mp3", "a.txt"), {"EMA": "1"}, "EMA must be true or false"),
+    ],
+)
+def test_alignments_that_are_refused(fake: dict, words, environment, message):
+    result = bash("align.sh", *words, **fake | environment)
+    assert result.returncode == 1 and message in result.stderr
+
+
 def test_transcribing_needs_no_data_set(fake: dict):
     result = bash("inference.sh", "--transcribe_wav", "a.flac", **fake | {"DATA_DIR": "/none"}, CHECKPOINT="")
     assert result.returncode == 0, result.stderr
