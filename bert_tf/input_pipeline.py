@@ -227,9 +227,9 @@ class PretrainingRecords:
             self._check_ranges(arrays, records)
             arrays = {k: v if k in FLOAT_FEATURES else v.astype(np.int32) for k, v in arrays.items()}
             arrays["next_sentence_labels"] = arrays["next_sentence_labels"][:, 0]
+            self._check_tokens(arrays, records)
             if pack is None:
                 return Batch(**{name: tf.constant(value) for name, value in arrays.items()})
-            self._check_packable(arrays, records)
             return packed(arrays, pack)
 
     def _check_ranges(self, arrays: dict[str, np.ndarray], records: Sequence["_Record"]) -> None:
@@ -246,7 +246,7 @@ class PretrainingRecords:
                 "the records were made for another vocabulary or model"
             )
 
-    def _check_packable(self, arrays: dict[str, np.ndarray], records: Sequence["_Record"]) -> None:
+    def _check_tokens(self, arrays: dict[str, np.ndarray], records: Sequence["_Record"]) -> None:
         """Raises UserError naming the record whose tokens do not come first, or with a masked position behind them."""
         mask = arrays["input_mask"]
         lengths = mask.sum(1)[:, None]
@@ -255,8 +255,8 @@ class PretrainingRecords:
         if not good.all():
             record = records[int(np.argmin(good))]
             raise UserError(
-                f"{record.path}: record {record.index} cannot be packed: its input_mask is not a run of 1 followed by "
-                "0, or a masked position lies in the padding; train with --nopack_sequences, or make the records again"
+                f"{record.path}: record {record.index} is not tokens followed by padding (input_mask), or has a masked "
+                "position in the padding; make the records again"
             )
 
     def _misfit(self, records: Sequence["_Record"]) -> UserError:

@@ -101,7 +101,10 @@ def pretraining_sums(logits: PretrainingLogits, batch) -> PretrainingSums:
 
 
 def pad_batch(batch, batch_size: int):
-    """A smaller last batch, not packed, filled up to batch_size with rows that count for nothing, so that one shape is compiled."""
+    """A smaller last batch filled up to batch_size with rows that count for nothing, so that one shape is compiled.
+
+    Not for packed batches.
+    """
     missing = batch_size - int(batch.input_ids.shape[0])
     if missing == 0:
         return batch
@@ -163,8 +166,7 @@ class Regression(_TaskObjective):
 
 
 class QuestionAnswering(_TaskObjective):
-    """Mean of the cross entropies of the answer's first and last token; logits [B, S, 2] (also of packed batches),
-    labels [B, 2].
+    """Mean of the cross entropies of the answer's first and last token; labels [B, 2], logits [B, S, 2], packed or not.
 
     Padding takes no part in the softmax (in the published code it does), so how far a batch is padded changes nothing.
     """

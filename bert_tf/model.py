@@ -253,7 +253,7 @@ class Encoder(tf.Module):
         key: DropoutKey | None = None,
         packing: Packing | tuple[()] = NOT_PACKED,
     ) -> tf.Tensor:
-        """input_ids, input_mask (1 token, 0 padding), segment_ids: [R, S] int32; rows are sequences unless packed.
+        """input_ids, input_mask (1 for tokens, then 0), segment_ids: [R, S] int32; rows are sequences unless packed.
 
         Returns hidden states [R, S, H]. Without a key there is no dropout.
         """
@@ -281,7 +281,7 @@ def _flat(sequence: tf.Tensor) -> tf.Tensor:
 
 # ---------------------------------------------------------------------------------------------- pre-training
 class PretrainingLogits(NamedTuple):
-    """masked_lm: [B*P, V] float32 (packed: [M, V]); next_sentence: [B, 2] float32 (0 the real next segment, 1 a random one)."""
+    """masked_lm: [B*P, V] float32, packed [M, V]; next_sentence: [B, 2] float32 (0 the real next segment, 1 random)."""
 
     masked_lm: tf.Tensor
     next_sentence: tf.Tensor
@@ -299,7 +299,10 @@ class MaskedLmHead(tf.Module):
         self.activation = ACTIVATIONS[config.hidden_act]
 
     def __call__(self, sequence, positions, table: tf.Variable, weights: Weights) -> tf.Tensor:
-        """sequence [B, S, H], positions [B, P], of packed rows [M] indices into [R*S] -> logits [B*P or M, V] float32."""
+        """sequence [B, S, H], positions [B, P] -> logits [B*P, V] float32.
+
+        Of packed rows: [R, S, H], [M] indices into [R * S] -> [M, V].
+        """
         if positions.shape.rank == 2:
             first = tf.range(tf.shape(sequence)[0]) * tf.shape(sequence)[1]
             positions = tf.reshape(first[:, None] + positions, [-1])

@@ -31,8 +31,8 @@ class Rows(NamedTuple):
 def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     """Rows of at most `capacity` tokens that hold every sequence once; each row lists indices of sequences.
 
-    The longest sequence first, each goes to the fullest row that has room for it, else to a new one; of equals the first
-    is taken. Raises ValueError for a sequence that is longer than a row.
+    The longest sequence first, each goes to the fullest row that has room for it, else to a new one; of equals the
+    first is taken. Raises ValueError for a sequence that is longer than a row.
     """
     rows: list[list[int]] = []
     room: list[int] = []  # tokens that still fit
@@ -71,7 +71,7 @@ class Plan:
             self.starts[row] = number * capacity + ends - self.lengths[row]
         # For each token, sequence after sequence: its number, its position, and its place in [R * S].
         self._example = np.repeat(np.arange(len(lengths), dtype=np.int32), self.lengths)
-        ends = np.cumsum(self.lengths)
+        ends = np.cumsum(self.lengths, dtype=np.int32)
         self._position = np.arange(len(self._example), dtype=np.int32) - np.repeat(ends - self.lengths, self.lengths)
         self._place = self.starts[self._example] + self._position
 

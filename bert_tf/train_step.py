@@ -96,9 +96,9 @@ class TrainStep:
         )
 
     def __call__(self, batches: Sequence[Batch], learning_rate: float, update: int, stop: bool = False) -> UpdateResult:
-        """batches: this process's micro-batches (rank, rank + size, ... of the update's), with the same number of examples.
-        update: number of this update, which together with the run's seed decides the dropout. stop: whether this
-        process was asked to stop, of which all are told."""
+        """batches: this process's micro-batches (rank, rank + size, ... of the update's), with the same number of
+        examples. update: number of this update, which together with the run's seed decides the dropout. stop: whether
+        this process was asked to stop, of which all are told."""
         if len(batches) != self.own_micro_batches:
             raise ValueError(f"{len(batches)} micro-batches given, {self.own_micro_batches} expected")
         counts = tf.add_n([self.objective.counts(batch) for batch in batches])

@@ -60,6 +60,22 @@ def every_op(batch: int, length: int, heads: int, depth: int, dtype: tf.DType) -
             scores,
         )
     results = {}
+    lengths = np.maximum(1, length - 3 * np.arange(batch, dtype=np.int32))  # of sequences in rows of `length` tokens
+    beyond = np.arange(length) >= lengths[:, None]
+    example = np.where(beyond, -1, np.arange(batch)[:, None]).astype(np.int32)
+    packing = ops.Packing(
+        tf.constant(example),
+        tf.constant(np.where(beyond, 0, np.arange(length)).astype(np.int32)),
+        tf.constant(np.arange(batch, dtype=np.int32) * length),
+        tf.constant(lengths),
+    )
+    layout = ops.layout(tf.constant((~beyond).astype(np.int32)), packing, dtype)
+    real = tf.constant(~beyond.reshape(-1, 1), tf.float32)
+    for name, key in (("", None), (" with dropout", KEY)):
+        cases["packed attention" + name] = (
+            lambda *t, key=key: ops.attention(*t, layout, heads, key, 3, 0.3) * tf.cast(real, dtype),
+            (x(rows, 3 * size), x(3 * size)),
+        )
     for name, (function, inputs) in cases.items():
         with tf.GradientTape() as tape:
             tape.watch(inputs)
@@ -170,6 +186,15 @@ def test_shapes_that_do_not_fit():
         ops.gelu(x, tf.zeros([23]))
     with pytest.raises(tf.errors.InvalidArgumentError, match="input 1 has 3 elements, expected 6"):
         ops.attention_probabilities(tf.ones([2, 1, 3, 3]), tf.zeros([1, 1, 1, 3]), 1.0, places(2, 3), None, 1, 0.1)
+
+
+@needs_kernels
+@pytest.mark.parametrize("starts, lengths", [([0, 2], [3, 3]), ([0, 3], [3, 4]), ([-1], [2]), ([4], [-1])])
+def test_sequences_that_overlap_or_lie_outside(starts, lengths):
+    nowhere = tf.zeros([6], tf.int32)
+    layout = ops.Layout(ops.Places(nowhere, nowhere), nowhere, None, tf.constant(starts), tf.constant(lengths))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="overlaps another or lies outside of 6"):
+        ops.attention(tf.ones([6, 24]), tf.zeros([24]), layout, 2, None, 1, 0.1)
 
 
 @needs_kernels
