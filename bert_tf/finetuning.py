@@ -327,7 +327,7 @@ def train(
             state[key] = value
     if group.is_root:
         _keep_with_the_model(session)
-    rows = runs.choose_packing(session.precision, session.use_xla)
+    rows = runs.choose_packing(session.precision, session.use_xla, by_default=FLAGS.bucket)
     buckets = [] if rows else buckets_of(session, features)
     runs.record_settings(
         session.main_module,

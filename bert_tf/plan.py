@@ -514,7 +514,7 @@ def finetuning(
         variables = variable_shapes(build)
         per_token = kind in (SPAN, TAGS)
         rows = FLAGS.train_batch_size * (FLAGS.max_seq_length if per_token else 1)
-        pack = runs.choose_packing(runs.choose_precision(), runs.choose_xla())
+        pack = runs.choose_packing(runs.choose_precision(), runs.choose_xla(), by_default=FLAGS.bucket)
         parts = memory(
             config, variables, runs.choose_precision(), FLAGS.train_batch_size, FLAGS.max_seq_length,
             Head(rows, 2 if kind == SPAN else max(len(labels), 1), dropped=kind != SPAN), FLAGS.num_accumulation_steps,

@@ -107,10 +107,13 @@ def choose_xla() -> bool:
     return bool(tf.config.list_logical_devices("GPU")) if FLAGS.use_xla is None else FLAGS.use_xla
 
 
-def choose_packing(precision: Precision, use_xla: bool) -> Rows | None:
-    """--pack_sequences, and into what rows: None where each sequence has a row of its own."""
+def choose_packing(precision: Precision, use_xla: bool, by_default: bool = True) -> Rows | None:
+    """--pack_sequences, and into what rows: None where each sequence has a row of its own.
+
+    by_default: whether to pack where the flag says nothing and it costs nothing.
+    """
     any_shape = not use_xla and ops.has_kernels(precision.compute_dtype)
-    if not (any_shape if FLAGS.pack_sequences is None else FLAGS.pack_sequences):
+    if not (by_default and any_shape if FLAGS.pack_sequences is None else FLAGS.pack_sequences):
         return None
     return Rows(capacity=None, fixed=False) if any_shape else Rows(FLAGS.max_seq_length, fixed=True)
 
