@@ -129,8 +129,8 @@ class Scratch {
   int64_t used_ = 0;
 };
 
-// What a thread's arrays have to hold: length: of the longest sequence; wide: depth in whole panels; row: from one query's
-// scores to the next's, not a power of two, which would put all into few sets of the cache.
+// What a thread's arrays have to hold. length: of the longest sequence; wide: depth in whole panels; row: from one
+// query's scores to the next's, not a power of two, which would put all into few sets of the cache.
 struct Sizes {
   int64_t length = 1, depth, wide, row;
   Sizes(Spans spans, int64_t depth) : depth(depth), wide(whole_panels(depth)) {
@@ -161,7 +161,7 @@ void each_head(const Parallel& parallel, HeadsShape shape, Spans spans, int64_t 
 template <class T>
 void clear_padding(HeadsShape shape, Spans spans, int64_t width, T* rows) {
   std::vector<char> used(shape.tokens);
-  for (int64_t i = 0; i < spans.count; i++) std::fill_n(&used[spans.starts[i]], spans.lengths[i], 1);
+  for (int64_t i = 0; i < spans.count; i++) std::fill_n(used.begin() + spans.starts[i], spans.lengths[i], 1);
   for (int64_t r = 0; r < shape.tokens; r++)
     if (!used[r]) std::fill_n(rows + r * width, width, T{});
 }
