@@ -15,8 +15,9 @@ struct Spans {
   const int32_t *starts, *lengths;
 };
 
-// context [tokens, heads * depth] = dropout(softmax(scale * queries keys^T)) values within each sequence; zero for tokens
-// of none. log_sum [heads, tokens]: the softmax's denominator as a power of two, all that the backward pass needs.
+// context [tokens, heads * depth] = dropout(softmax(scale * queries keys^T)) values within each sequence; zero for
+// tokens of none. log_sum [heads, tokens]: the softmax's denominators as powers of two, all that the backward pass
+// needs.
 template <class T>
 void packed_attention(const Parallel&, HeadsShape, Spans, float scale, const Draw&, const T* x, const T* bias,
                       T* context, float* log_sum);
