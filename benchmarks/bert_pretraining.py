@@ -38,14 +38,12 @@ def make_inputs(vocab: int, batch: int, length: int, predictions: int):
     return ids, positions, labels, rng.integers(0, 2, batch, dtype=np.int32)
 
 
-def build_ours(options):
-    """Our training step, as run_pretraining.py makes it."""
+def our_step(options, batch_spec=None):
+    """(configuration, our training step as run_pretraining.py makes it, a large product, versions)."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    import numpy as np
     import tensorflow as tf
 
     from bert_tf.distributed import Distributed
-    from bert_tf.input_pipeline import Batch
     from bert_tf.losses import Pretraining
     from bert_tf.model import BertConfig, BertForPreTraining
     from bert_tf.optimization import create_optimizer
@@ -64,7 +62,21 @@ def build_ours(options):
         create_optimizer("lamb", weights.masters),
         LossScale(precision.loss_scaling),
         Distributed(),
+        batch_spec=batch_spec,
     )
+    a = tf.cast(tf.random.normal([4096, 4096]), precision.compute_dtype)
+    product = tf.function(lambda: tf.matmul(a, a), autograph=False)
+    return config, step, lambda: product()[0, 0].numpy(), f"tensorflow {tf.__version__}"
+
+
+def build_ours(options):
+    """Updates of one batch by our training step."""
+    config, step, product, versions = our_step(options)
+    import numpy as np
+    import tensorflow as tf
+
+    from bert_tf.input_pipeline import Batch
+
     ids, positions, labels, nsp = make_inputs(config.vocab_size, options.batch, options.length, options.predictions)
     arrays = (ids, np.ones_like(ids), np.zeros_like(ids), positions, labels, np.ones(labels.shape, np.float32), nsp)
     batch = Batch(*map(tf.constant, arrays))
@@ -73,13 +85,12 @@ def build_ours(options):
     def update():
         assert step([batch], LEARNING_RATE, next(count)).applied
 
-    a = tf.cast(tf.random.normal([4096, 4096]), precision.compute_dtype)
-    product = tf.function(lambda: tf.matmul(a, a), autograph=False)
-    return update, lambda: product()[0, 0].numpy(), f"tensorflow {tf.__version__}"
+    return update, product, versions
 
 
-def build_transformers(options):
-    """BertForPreTraining of transformers under PyTorch, autocast for bf16."""
+def their_step(options):
+    """(configuration, an update from inputs by BertForPreTraining of transformers under PyTorch, a large product,
+    versions); autocast for bf16."""
     import torch
     import transformers
 
@@ -89,20 +100,8 @@ def build_transformers(options):
     if options.compile:
         model = torch.compile(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01, fused=True)
-    ids, positions, labels, nsp = (
-        torch.from_numpy(a).long()
-        for a in make_inputs(values["vocab_size"], options.batch, options.length, options.predictions)
-    )
-    targets = torch.full_like(ids, -100).scatter_(1, positions, labels)
-    inputs = {
-        "input_ids": ids,
-        "attention_mask": torch.ones_like(ids),
-        "token_type_ids": torch.zeros_like(ids),
-        "labels": targets,
-        "next_sentence_label": nsp,
-    }
 
-    def update():
+    def step(inputs):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=options.precision == "bf16"):
             loss = model(**inputs).loss
         loss.backward()
@@ -112,7 +111,27 @@ def build_transformers(options):
         return loss.item()
 
     a = torch.randn(4096, 4096, dtype=torch.bfloat16 if options.precision == "bf16" else torch.float32)
-    return update, lambda: float((a @ a)[0, 0]), f"torch {torch.__version__}, transformers {transformers.__version__}"
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    return values, step, lambda: float((a @ a)[0, 0]), versions
+
+
+def build_transformers(options):
+    """Updates of one batch by transformers."""
+    values, step, product, versions = their_step(options)
+    import torch
+
+    ids, positions, labels, nsp = (
+        torch.from_numpy(a).long()
+        for a in make_inputs(values["vocab_size"], options.batch, options.length, options.predictions)
+    )
+    inputs = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "token_type_ids": torch.zeros_like(ids),
+        "labels": torch.full_like(ids, -100).scatter_(1, positions, labels),
+        "next_sentence_label": nsp,
+    }
+    return lambda: step(inputs), product, versions
 
 
 def work(options) -> None:

@@ -26,9 +26,9 @@ import numpy as np
 import tensorflow as tf
 from absl import app, flags
 
-from bert_tf import checkpoint
+from bert_tf import checkpoint, ops
 from bert_tf.huggingface import load_config
-from bert_tf.model import MASKED_SCORE, Encoder, Initializer
+from bert_tf.model import Encoder, Initializer
 from bert_tf.precision import PRECISIONS, Precision
 from bert_tf.tokenization import CLS, SEP, FullTokenizer
 from bert_tf.weights import ComputeWeights
@@ -140,10 +140,10 @@ def make_batch(inputs: Sequence[Input]) -> tuple[np.ndarray, np.ndarray, np.ndar
 # --------------------------------------------------------------------------------------------------- features
 def hidden_states(encoder: Encoder, input_ids, input_mask, segment_ids, weights: ComputeWeights) -> list[tf.Tensor]:
     """The output of every layer, first to last: [B, S, H] each. The ids as Encoder takes them; no dropout."""
-    mask_bias = (1.0 - tf.cast(input_mask, tf.float32))[:, None, None, :] * MASKED_SCORE
-    x, outputs = encoder.embeddings(input_ids, segment_ids, weights, None), []
+    layout = ops.layout(input_mask, ops.NOT_PACKED, weights.dtype)
+    x, outputs = encoder.embeddings(input_ids, segment_ids, layout, weights, None), []
     for layer in encoder.layers:
-        x = layer(x, mask_bias, weights, None)
+        x = layer(x, layout, weights, None)
         outputs.append(tf.reshape(x, [*tf.unstack(tf.shape(input_ids)), encoder.config.hidden_size]))
     return outputs
 

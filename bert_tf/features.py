@@ -19,6 +19,8 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.input_pipeline import PARSE_ERRORS, permutation
+from bert_tf.ops import NOT_PACKED, Packing
+from bert_tf.packing import Plan, Rows
 from bert_tf.records import Feature, TFRecordWriter, encode_example, iter_tfrecord
 from runkit.errors import UserError
 from runkit.files import read_json, sha256_file, write_json
@@ -45,21 +47,30 @@ TAGS = LabelKind("tags", (None, None), tf.int32)  # one id a token; 0 is not cou
 
 
 class TaskBatch(NamedTuple):
-    """B rows, the only thing between fine-tuning data and models; int32, weights and numbers as labels float32."""
+    """B features, the only thing between fine-tuning data and models; int32, weights and numbers as labels float32.
 
-    input_ids: tf.Tensor  # [B, S]
-    input_mask: tf.Tensor  # [B, S] 1 for a token, 0 for padding
-    segment_ids: tf.Tensor  # [B, S]
-    labels: tf.Tensor  # of a LabelKind's shape
+    Each feature has a row of its own unless packed into R rows.
+    """
+
+    input_ids: tf.Tensor  # [B, S], packed [R, S]
+    input_mask: tf.Tensor  # [B, S] 1 for a token, 0 for padding; packed [R, S]
+    segment_ids: tf.Tensor  # [B, S], packed [R, S]
+    labels: tf.Tensor  # of a LabelKind's shape; those of tokens packed like the tokens
     weights: tf.Tensor  # [B] 1 for a feature, 0 for a row that only fills the batch
+    packing: Packing | tuple[()] = NOT_PACKED
+
+    @property
+    def examples(self) -> tf.Tensor:
+        """B, int32 scalar."""
+        return tf.shape(self.weights)[0]
 
 
-def batch_spec(kind: LabelKind) -> TaskBatch:
-    """Signature of batches of any B and S, so that one graph serves all buckets."""
-    tokens = tf.TensorSpec([None, None], tf.int32)
-    return TaskBatch(
-        tokens, tokens, tokens, tf.TensorSpec(kind.shape, kind.dtype), tf.TensorSpec([None], tf.float32)
-    )  # fmt: skip
+def batch_spec(kind: LabelKind, packed: bool = False) -> TaskBatch:
+    """Signature of batches of any B, R and S, so that one graph serves all."""
+    tokens, numbers = tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None], tf.int32)
+    labels, weights = tf.TensorSpec(kind.shape, kind.dtype), tf.TensorSpec([None], tf.float32)
+    packing = Packing(tokens, tokens, numbers, numbers) if packed else NOT_PACKED
+    return TaskBatch(tokens, tokens, tokens, labels, weights, packing)
 
 
 # ---------------------------------------------------------------------------------------------- the features
@@ -115,6 +126,16 @@ class FeatureSet:
                 labels[row] = feature.label
             weights[row] = 1.0
         return TaskBatch(*map(tf.constant, (ids, mask, segments, labels, weights)))
+
+    def packed(self, indices: Sequence[int], rows: Rows) -> TaskBatch:
+        """The features at `indices` packed."""
+        plan = Plan(self.lengths[indices], rows.capacity)
+        places = np.concatenate([np.arange(self._starts[i], self._starts[i + 1]) for i in indices])
+        ids, segments = plan.rows(self._ids[places]), plan.rows(self._segments[places])
+        mask = plan.rows(np.ones(len(places), np.int32))
+        labels = plan.rows(self._labels[places]) if self.kind == TAGS else self._labels[indices]
+        arrays = ids, mask, segments, labels, np.ones(len(indices), np.float32)
+        return TaskBatch(*map(tf.constant, arrays), Packing(*map(tf.constant, plan.arrays())))
 
     def digest(self) -> str:
         """SHA-256 of all features, 16 hex digits: whether they are the same as those of an earlier run."""
@@ -222,15 +243,22 @@ def training_batches(
     batch_size: int,
     rank: int = 0,
     size: int = 1,
+    pack: Rows | None = None,
 ) -> Iterator[list[TaskBatch]]:
     """This rank's micro-batches of each update from number `start` on, without end.
 
-    An update's features are cut into micro-batches of batch_size; this rank gets number rank, rank + size, ...
+    An update's features are cut into micro-batches of batch_size; this rank gets number rank, rank + size, ... pack:
+    packs them into such rows, instead of padding them to one of the buckets.
     """
+
+    def micro_batch(part: np.ndarray) -> TaskBatch:
+        if pack is not None:
+            return features.packed(part, pack)
+        return features.batch(part, bucket_of(int(features.lengths[part].max()), buckets))
+
     update = start
     while True:
-        slices = order.indices(update).reshape(-1, batch_size)[rank::size]
-        yield [features.batch(part, bucket_of(int(features.lengths[part].max()), buckets)) for part in slices]
+        yield [micro_batch(part) for part in order.indices(update).reshape(-1, batch_size)[rank::size]]
         update += 1
 
 

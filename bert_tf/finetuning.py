@@ -327,7 +327,8 @@ def train(
             state[key] = value
     if group.is_root:
         _keep_with_the_model(session)
-    buckets = buckets_of(session, features)
+    rows = runs.choose_packing(session.precision, session.use_xla, by_default=FLAGS.bucket)
+    buckets = [] if rows else buckets_of(session, features)
     runs.record_settings(
         session.main_module,
         session.output_dir / "run_config.json",
@@ -340,6 +341,7 @@ def train(
         num_warmup_steps=warmup,
         precision=session.precision.name,
         use_xla=session.use_xla,
+        packed=rows is not None,
         buckets=buckets,
         bert_config=session.config.to_dict(),
         labels=session.identity["labels"],
@@ -366,12 +368,14 @@ def train(
         compression=compression,
         use_xla=session.use_xla,
         seed=FLAGS.seed,
-        batch_spec=batch_spec(features.kind),
+        batch_spec=batch_spec(features.kind, packed=rows is not None),
     )
     order = TrainingOrder(features.lengths, FLAGS.seed, global_batch.size, total, by_length=FLAGS.bucket)
     figures |= runs.train(
         step,
-        training_batches(features, order, buckets, state["updates"], FLAGS.train_batch_size, group.rank, group.size),
+        training_batches(
+            features, order, buckets, state["updates"], FLAGS.train_batch_size, group.rank, group.size, rows
+        ),
         schedule,
         total,
         global_batch.size,

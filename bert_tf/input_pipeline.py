@@ -1,6 +1,6 @@
 """Records -> batches: one deterministic, resumable stream, the same for any number of processes.
 
-B batch size, S max_seq_length, P max_predictions_per_seq.
+B batch size, S max_seq_length, P max_predictions_per_seq; of packed batches R rows of S tokens, M masked positions.
 
 The records of an epoch stand in an order that depends on (seed, epoch) alone: files are permuted, neighbours
 form groups of bounded size, the records of a group are permuted together. A position in the endless sequence
@@ -23,6 +23,8 @@ import numpy as np
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
+from bert_tf.ops import NOT_PACKED, Packing
+from bert_tf.packing import Plan, Rows
 from bert_tf.records import (
     FLOAT_FEATURES,
     MANIFEST,
@@ -48,15 +50,28 @@ PARSE_ERRORS = (tf.errors.InvalidArgumentError, UnicodeDecodeError)
 
 
 class Batch(NamedTuple):
-    """B masked sentence pairs; int32, but masked_lm_weights is float32."""
+    """B masked sentence pairs; int32, but masked_lm_weights is float32. Each has a row of its own unless packed."""
 
-    input_ids: tf.Tensor  # [B, S]
-    input_mask: tf.Tensor  # [B, S] 1 for a token, 0 for padding
-    segment_ids: tf.Tensor  # [B, S]
-    masked_lm_positions: tf.Tensor  # [B, P]
-    masked_lm_ids: tf.Tensor  # [B, P]
-    masked_lm_weights: tf.Tensor  # [B, P] 1 for a masked position, 0 for padding
+    input_ids: tf.Tensor  # [B, S], packed [R, S]
+    input_mask: tf.Tensor  # [B, S] 1 for a token, 0 for padding; packed [R, S]
+    segment_ids: tf.Tensor  # [B, S], packed [R, S]
+    masked_lm_positions: tf.Tensor  # [B, P] positions in the row; packed [M] indices into [R * S]
+    masked_lm_ids: tf.Tensor  # [B, P], packed [M]
+    masked_lm_weights: tf.Tensor  # [B, P] 1 for a masked position, 0 for padding; packed [M]
     next_sentence_labels: tf.Tensor  # [B] 0 true next, 1 random
+    packing: Packing | tuple[()] = NOT_PACKED
+
+    @property
+    def examples(self) -> tf.Tensor:
+        """B, int32 scalar."""
+        return tf.shape(self.next_sentence_labels)[0]
+
+
+def packed_spec() -> Batch:
+    """Signature of packed batches of any B, R, S and M, so that one graph serves all."""
+    tokens, numbers = tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None], tf.int32)
+    weights, packing = tf.TensorSpec([None], tf.float32), Packing(tokens, tokens, numbers, numbers)
+    return Batch(tokens, tokens, tokens, numbers, numbers, weights, numbers, packing)
 
 
 class _File(NamedTuple):
@@ -161,19 +176,20 @@ class PretrainingRecords:
         rank: int = 0,
         size: int = 1,
         stall: StallGuard | None = None,
+        pack: Rows | None = None,
     ) -> Iterator[Batch]:
         """The endless training stream of a rank, from a position on that is counted in records of all ranks.
 
         Update u (from 0) takes the GBS = batch_size * micro_batches records from start_record + u * GBS on,
         whatever makes up GBS; of its micro-batches this rank gets number rank, rank + size, ... To resume, pass
-        the number of records consumed so far.
+        the number of records consumed so far. pack: packs the records of each micro-batch into such rows.
         """
 
         def stream() -> Generator[Batch, None, None]:
             with _Reader(self._files, self._seed) as reader:
                 for update_start in itertools.count(start_record, batch_size * micro_batches):
                     for number in range(rank, micro_batches, size):
-                        yield self._parse(reader.read(update_start + number * batch_size, batch_size))
+                        yield self._parse(reader.read(update_start + number * batch_size, batch_size), pack)
 
         return _prefetched(stream(), stall)
 
@@ -200,22 +216,26 @@ class PretrainingRecords:
 
         return _prefetched(stream())
 
-    def _parse(self, records: Sequence["_Record"]) -> Batch:
+    def _parse(self, records: Sequence["_Record"], pack: Rows | None = None) -> Batch:
         """Raises UserError naming the file when a record does not have the shapes of the schema."""
         with tf.device("/CPU:0"):
             try:
                 features = tf.io.parse_example([record.data for record in records], self._features)
             except PARSE_ERRORS as error:
                 raise self._misfit(records) from error
-            self._check_ranges(features, records)
-            tensors = {k: v if k in FLOAT_FEATURES else tf.cast(v, tf.int32) for k, v in features.items()}
-            tensors["next_sentence_labels"] = tensors["next_sentence_labels"][:, 0]
-            return Batch(**tensors)
+            arrays = {name: value.numpy() for name, value in features.items()}
+            self._check_ranges(arrays, records)
+            arrays = {k: v if k in FLOAT_FEATURES else v.astype(np.int32) for k, v in arrays.items()}
+            arrays["next_sentence_labels"] = arrays["next_sentence_labels"][:, 0]
+            self._check_tokens(arrays, records)
+            if pack is None:
+                return Batch(**{name: tf.constant(value) for name, value in arrays.items()})
+            return packed(arrays, pack)
 
-    def _check_ranges(self, features: dict[str, tf.Tensor], records: Sequence["_Record"]) -> None:
+    def _check_ranges(self, arrays: dict[str, np.ndarray], records: Sequence["_Record"]) -> None:
         """Raises UserError naming the record with a value that no table of the model has a row for."""
         for name, (size_name, size) in self._limits.items():
-            values = features[name].numpy()
+            values = arrays[name]
             if not values.size or (values.min() >= 0 and values.max() < size):  # false for NaN
                 continue
             wrong = ~((values >= 0) & (values < size))
@@ -224,6 +244,19 @@ class PretrainingRecords:
             raise UserError(
                 f"{records[row].path}: record {records[row].index} has {worst} in {name}, but {size_name} is {size}; "
                 "the records were made for another vocabulary or model"
+            )
+
+    def _check_tokens(self, arrays: dict[str, np.ndarray], records: Sequence["_Record"]) -> None:
+        """Raises UserError naming the record whose tokens do not come first, or with a masked position behind them."""
+        mask = arrays["input_mask"]
+        lengths = mask.sum(1)[:, None]
+        good = ((mask == (np.arange(mask.shape[1]) < lengths)) & (lengths > 0)).all(1)
+        good &= ((arrays["masked_lm_positions"] < lengths) | (arrays["masked_lm_weights"] == 0)).all(1)
+        if not good.all():
+            record = records[int(np.argmin(good))]
+            raise UserError(
+                f"{record.path}: record {record.index} is not tokens followed by padding (input_mask), or has a masked "
+                "position in the padding; make the records again"
             )
 
     def _misfit(self, records: Sequence["_Record"]) -> UserError:
@@ -235,6 +268,19 @@ class PretrainingRecords:
                 cause = getattr(error, "message", "it is damaged")
                 return UserError(f"{record.path}: record {record.index} has not the shapes {self._shapes}: {cause}")
         raise AssertionError("the records parse one by one, but not together")
+
+
+def packed(arrays: dict[str, np.ndarray], rows: Rows) -> Batch:
+    """The fields of an unpacked Batch, in NumPy, as a packed one."""
+    mask, real = arrays["input_mask"] != 0, arrays["masked_lm_weights"] != 0
+    plan = Plan(np.count_nonzero(mask, axis=1), rows.capacity)
+    places = plan.starts[:, None] + arrays["masked_lm_positions"]
+    masked = [places[real], arrays["masked_lm_ids"][real], arrays["masked_lm_weights"][real]]
+    if rows.fixed:
+        masked = [np.pad(values, (0, real.size - len(values))) for values in masked]
+    tokens = (plan.rows(values[mask]) for values in (arrays["input_ids"], mask.astype(np.int32), arrays["segment_ids"]))
+    fields = (*tokens, *masked, arrays["next_sentence_labels"])
+    return Batch(*map(tf.constant, fields), Packing(*map(tf.constant, plan.arrays())))
 
 
 # --- order and reading --------------------------------------------------------------------------------------

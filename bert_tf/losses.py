@@ -7,7 +7,8 @@ from typing import NamedTuple, Protocol, Self
 
 import tensorflow as tf
 
-from bert_tf.model import MASKED_SCORE, PretrainingLogits
+from bert_tf.model import PretrainingLogits
+from bert_tf.ops import MASKED_SCORE
 
 
 class Sums(Protocol):
@@ -71,7 +72,7 @@ class Pretraining:
     """Masked words and next sentences, each its own mean, added up."""
 
     def counts(self, batch) -> tf.Tensor:
-        return tf.stack([tf.reduce_sum(batch.masked_lm_weights), tf.cast(tf.shape(batch.input_ids)[0], tf.float32)])
+        return tf.stack([tf.reduce_sum(batch.masked_lm_weights), tf.cast(batch.examples, tf.float32)])
 
     def sums(self, outputs: PretrainingLogits, batch) -> PretrainingSums:
         return pretraining_sums(outputs, batch)
@@ -82,7 +83,7 @@ class Pretraining:
 
 def pretraining_sums(logits: PretrainingLogits, batch) -> PretrainingSums:
     """Sums over one input_pipeline.Batch; a next-sentence label of -1 marks a row that is no example (pad_batch)."""
-    ids, weight = tf.reshape(batch.masked_lm_ids, [-1]), tf.reshape(batch.masked_lm_weights, [-1])  # [B*P]
+    ids, weight = tf.reshape(batch.masked_lm_ids, [-1]), tf.reshape(batch.masked_lm_weights, [-1])  # [B*P], packed [M]
     lm_loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=ids, logits=logits.masked_lm)
     lm_correct = tf.cast(tf.argmax(logits.masked_lm, -1, tf.int32) == ids, tf.float32)
     labels = batch.next_sentence_labels
@@ -100,12 +101,15 @@ def pretraining_sums(logits: PretrainingLogits, batch) -> PretrainingSums:
 
 
 def pad_batch(batch, batch_size: int):
-    """A smaller last batch filled up to batch_size with rows that count for nothing, so that one shape is compiled."""
+    """A smaller last batch filled up to batch_size with rows that count for nothing, so that one shape is compiled.
+
+    Not for packed batches.
+    """
     missing = batch_size - int(batch.input_ids.shape[0])
     if missing == 0:
         return batch
     padded = {name: tf.pad(value, [[0, missing]] + [[0, 0]] * (len(value.shape) - 1))
-              for name, value in batch._asdict().items()}  # fmt: skip
+              for name, value in batch._asdict().items() if name != "packing"}  # fmt: skip
     labels = tf.pad(batch.next_sentence_labels, [[0, missing]], constant_values=-1)
     return type(batch)(**padded | {"next_sentence_labels": labels})
 
@@ -162,13 +166,16 @@ class Regression(_TaskObjective):
 
 
 class QuestionAnswering(_TaskObjective):
-    """Mean of the cross entropies of the answer's first and last token; logits [B, S, 2], labels [B, 2].
+    """Mean of the cross entropies of the answer's first and last token; labels [B, 2], logits [B, S, 2], packed or not.
 
     Padding takes no part in the softmax (in the published code it does), so how far a batch is padded changes nothing.
     """
 
     def sums(self, outputs: tf.Tensor, batch) -> TaskSums:
-        padding = (1.0 - tf.cast(batch.input_mask, tf.float32)) * MASKED_SCORE  # [B, S]
+        mask = batch.input_mask
+        if batch.packing:
+            mask = tf.sequence_mask(batch.packing.lengths, tf.shape(outputs)[1])
+        padding = (1.0 - tf.cast(mask, tf.float32)) * MASKED_SCORE  # [B, S]
         logits = tf.transpose(outputs, [0, 2, 1]) + padding[:, None, :]  # [B, 2, S]
         nll = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=batch.labels, logits=logits)  # [B, 2]
         hits = tf.reduce_all(tf.argmax(logits, -1, tf.int32) == batch.labels, -1)
@@ -181,7 +188,7 @@ class QuestionAnswering(_TaskObjective):
 
 
 class Tagging(_TaskObjective):
-    """Cross entropy of a label for each token; logits [B, S, N], labels [B, S], of which 0 is not counted."""
+    """Cross entropy of a label for each token; logits [R, S, N], labels [R, S], of which 0 is not counted."""
 
     def counts(self, batch) -> tf.Tensor:
         return tf.reduce_sum(tf.cast(batch.labels > 0, tf.float32))[None]

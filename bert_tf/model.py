@@ -17,11 +17,10 @@ from typing import NamedTuple, Protocol
 import tensorflow as tf
 
 from bert_tf import ops
-from bert_tf.ops import DropoutKey
+from bert_tf.ops import NOT_PACKED, DropoutKey, Layout, Packing, Places
 from runkit.errors import UserError
 from runkit.files import read_json
 
-MASKED_SCORE = -10000.0  # added to the scores of padding, as published
 HEAD_DROPOUT = 0.1  # before the output layer of classification and tagging, as published
 
 
@@ -171,9 +170,9 @@ class LayerNorm(tf.Module):
     def __call__(self, x: tf.Tensor, weights: Weights) -> tf.Tensor:
         return ops.layer_norm(x, weights(self.gamma), weights(self.beta))
 
-    def of_sum(self, x, bias, residual, weights: Weights, key, batch, site: int, rate: float) -> tf.Tensor:
+    def of_sum(self, x, bias, residual, weights: Weights, places: Places, key, site: int, rate: float) -> tf.Tensor:
         """LayerNorm(residual + dropout(x + bias))."""
-        return ops.add_layer_norm(x, bias, residual, weights(self.gamma), weights(self.beta), key, batch, site, rate)
+        return ops.add_layer_norm(x, bias, residual, weights(self.gamma), weights(self.beta), places, key, site, rate)
 
 
 class Embeddings(tf.Module):
@@ -188,16 +187,14 @@ class Embeddings(tf.Module):
         self.layer_norm = LayerNorm(f"{prefix}/LayerNorm", size, init)
         self.rate = config.hidden_dropout_prob
 
-    def __call__(self, input_ids, segment_ids, weights: Weights, key: DropoutKey | None) -> tf.Tensor:
+    def __call__(self, input_ids, segment_ids, layout: Layout, weights: Weights, key: DropoutKey | None) -> tf.Tensor:
         """input_ids, segment_ids: [B, S] int32 -> [B*S, H]."""
-        batch, length, size = tf.shape(input_ids)[0], tf.shape(input_ids)[1], self.word.shape[1]
         tokens = weights.lookup(self.word, input_ids)  # [B, S, H]
         types = weights.lookup(self.token_type, segment_ids)
-        positions = weights.lookup(self.position, tf.range(length))  # [S, H]
+        positions = weights.lookup(self.position, layout.positions)  # [S, H], or as the others
         x = tf.cast(tokens + types + positions, weights.dtype)
-        x = self.layer_norm(tf.reshape(x, [batch * length, size]), weights)
-        x = ops.dropout(tf.reshape(x, [batch, length * size]), key, site=0, rate=self.rate)
-        return tf.reshape(x, [batch * length, size])
+        x = self.layer_norm(tf.reshape(x, [-1, self.word.shape[1]]), weights)
+        return ops.dropout(x, layout.places, key, site=0, rate=self.rate)
 
 
 class Layer(tf.Module):
@@ -217,29 +214,22 @@ class Layer(tf.Module):
         self.config = config
         self.first_site = 1 + 3 * index  # numbers this layer's three dropouts
 
-    def __call__(self, x, mask_bias, weights: Weights, key: DropoutKey | None) -> tf.Tensor:
-        """x: [B*S, H]; mask_bias: [B, 1, 1, S] -> [B*S, H]."""
-        batch, length = tf.shape(mask_bias)[0], tf.shape(mask_bias)[3]
-        config, site = self.config, self.first_site
-        heads, depth = config.num_attention_heads, config.hidden_size // config.num_attention_heads
-
+    def __call__(self, x, layout: Layout, weights: Weights, key: DropoutKey | None) -> tf.Tensor:
+        """x: [B*S, H] -> [B*S, H]."""
+        config, site, places = self.config, self.first_site, layout.places
         three = (self.query, self.key, self.value)  # in the order of joined_place
-        product = tf.matmul(x, weights.joined([dense.kernel for dense in three]))  # [R, 3H]
+        product = tf.matmul(x, weights.joined([dense.kernel for dense in three]))  # [B*S, 3H]
         bias = weights.joined([dense.bias for dense in three])
-        query, key_, value = ops.split_heads(product, bias, batch, heads)  # [B, A, S, D]
-        scores = tf.matmul(query, key_, transpose_b=True)  # [B, A, S, S]
-        probabilities = ops.attention_probabilities(
-            scores, mask_bias, depth**-0.5, key, site, config.attention_probs_dropout_prob
+        context = ops.attention(
+            product, bias, layout, config.num_attention_heads, key, site, config.attention_probs_dropout_prob
         )
-        context = tf.transpose(tf.matmul(probabilities, value), [0, 2, 1, 3])  # [B, S, A, D]
-        context = tf.reshape(context, [batch * length, config.hidden_size])
 
         rate = config.hidden_dropout_prob
         attended, bias = self.attention_output.product(context, weights), weights(self.attention_output.bias)
-        x = self.attention_norm.of_sum(attended, bias, x, weights, key, batch, site + 1, rate)
+        x = self.attention_norm.of_sum(attended, bias, x, weights, places, key, site + 1, rate)
         hidden = ACTIVATIONS[config.hidden_act](self.intermediate.product(x, weights), weights(self.intermediate.bias))
         output, bias = self.output.product(hidden, weights), weights(self.output.bias)
-        return self.output_norm.of_sum(output, bias, x, weights, key, batch, site + 2, rate)
+        return self.output_norm.of_sum(output, bias, x, weights, places, key, site + 2, rate)
 
 
 class Encoder(tf.Module):
@@ -254,26 +244,44 @@ class Encoder(tf.Module):
         if has_pooler:
             self.pooler = Dense("bert/pooler/dense", config.hidden_size, config.hidden_size, init)
 
-    def __call__(self, input_ids, input_mask, segment_ids, weights: Weights, key: DropoutKey | None = None):
-        """input_ids, input_mask (1 token, 0 padding), segment_ids: [B, S] int32.
+    def __call__(
+        self,
+        input_ids: tf.Tensor,
+        input_mask: tf.Tensor,
+        segment_ids: tf.Tensor,
+        weights: Weights,
+        key: DropoutKey | None = None,
+        packing: Packing | tuple[()] = NOT_PACKED,
+    ) -> tf.Tensor:
+        """input_ids, input_mask (1 for tokens, then 0), segment_ids: [R, S] int32; rows are sequences unless packed.
 
-        Returns sequence [B, S, H]. Without a key there is no dropout.
+        Returns hidden states [R, S, H]. Without a key there is no dropout.
         """
-        batch, length = tf.shape(input_ids)[0], tf.shape(input_ids)[1]
-        mask_bias = (1.0 - tf.cast(input_mask, tf.float32))[:, None, None, :] * MASKED_SCORE
-        x = self.embeddings(input_ids, segment_ids, weights, key)
+        rows, length = tf.shape(input_ids)[0], tf.shape(input_ids)[1]
+        layout = ops.layout(input_mask, packing, weights.dtype)
+        x = self.embeddings(input_ids, segment_ids, layout, weights, key)
         for layer in self.layers:
-            x = layer(x, mask_bias, weights, key)
-        return tf.reshape(x, [batch, length, self.config.hidden_size])
+            x = layer(x, layout, weights, key)
+        return tf.reshape(x, [rows, length, self.config.hidden_size])
 
-    def pool(self, sequence: tf.Tensor, weights: Weights) -> tf.Tensor:
-        """sequence [B, S, H] -> [B, H]: the first token's vector through a dense layer and tanh."""
-        return tf.tanh(self.pooler(sequence[:, 0, :], weights))
+    def of_batch(self, batch, weights: Weights, key: DropoutKey | None) -> tf.Tensor:
+        """batch: input_pipeline.Batch or features.TaskBatch -> [R, S, H]."""
+        return self(batch.input_ids, batch.input_mask, batch.segment_ids, weights, key, batch.packing)
+
+    def pool(self, sequence: tf.Tensor, weights: Weights, packing: Packing | tuple[()] = NOT_PACKED) -> tf.Tensor:
+        """hidden states [R, S, H] -> [B, H]: each sequence's first vector through a dense layer and tanh."""
+        first = tf.gather(_flat(sequence), packing.starts) if packing else sequence[:, 0, :]
+        return tf.tanh(self.pooler(first, weights))
+
+
+def _flat(sequence: tf.Tensor) -> tf.Tensor:
+    """[R, S, H] -> [R*S, H]."""
+    return tf.reshape(sequence, [-1, sequence.shape[2]])
 
 
 # ---------------------------------------------------------------------------------------------- pre-training
 class PretrainingLogits(NamedTuple):
-    """masked_lm: [B*P, V] float32; next_sentence: [B, 2] float32 (0 the real next segment, 1 a random one)."""
+    """masked_lm: [B*P, V] float32, packed [M, V]; next_sentence: [B, 2] float32 (0 the real next segment, 1 random)."""
 
     masked_lm: tf.Tensor
     next_sentence: tf.Tensor
@@ -291,9 +299,14 @@ class MaskedLmHead(tf.Module):
         self.activation = ACTIVATIONS[config.hidden_act]
 
     def __call__(self, sequence, positions, table: tf.Variable, weights: Weights) -> tf.Tensor:
-        """sequence [B, S, H], positions [B, P] -> logits [B*P, V] float32."""
-        size = sequence.shape[2]
-        x = tf.reshape(tf.gather(sequence, positions, batch_dims=1), [-1, size])  # [B*P, H]
+        """sequence [B, S, H], positions [B, P] -> logits [B*P, V] float32.
+
+        Of packed rows: [R, S, H], [M] indices into [R * S] -> [M, V].
+        """
+        if positions.shape.rank == 2:
+            first = tf.range(tf.shape(sequence)[0]) * tf.shape(sequence)[1]
+            positions = tf.reshape(first[:, None] + positions, [-1])
+        x = tf.gather(_flat(sequence), positions)  # [B*P, H]
         x = self.activation(self.transform.product(x, weights), weights(self.transform.bias))
         x = self.layer_norm(x, weights)
         logits = tf.matmul(x, weights(table), transpose_b=True)
@@ -327,11 +340,11 @@ class BertForPreTraining(tf.Module):
 
     def __call__(self, batch, weights: Weights, key: DropoutKey | None = None) -> PretrainingLogits:
         """batch: input_pipeline.Batch. Without a key there is no dropout (evaluation)."""
-        sequence = self.bert(batch.input_ids, batch.input_mask, batch.segment_ids, weights, key)
+        sequence = self.bert.of_batch(batch, weights, key)
         table = self.bert.embeddings.word
         return PretrainingLogits(
             self.predictions(sequence, batch.masked_lm_positions, table, weights),
-            self.seq_relationship(self.bert.pool(sequence, weights), weights),
+            self.seq_relationship(self.bert.pool(sequence, weights, batch.packing), weights),
         )
 
 
@@ -363,9 +376,9 @@ class BertForQuestionAnswering(tf.Module):
         self.output = OutputLayer(self.HEAD, 2, config, init)
 
     def __call__(self, batch, weights: Weights, key: DropoutKey | None = None) -> tf.Tensor:
-        """batch: features.TaskBatch -> logits [B, S, 2] float32: start, end."""
-        sequence = self.bert(batch.input_ids, batch.input_mask, batch.segment_ids, weights, key)
-        return _each_token(self.output, sequence, weights)
+        """batch: features.TaskBatch -> logits [B, S, 2] float32: start, end. S of a packed batch: see by_sequence."""
+        sequence = self.bert.of_batch(batch, weights, key)
+        return by_sequence(_each_token(self.output, sequence, weights), batch.packing)
 
 
 class BertForClassification(tf.Module):
@@ -382,9 +395,10 @@ class BertForClassification(tf.Module):
 
     def __call__(self, batch, weights: Weights, key: DropoutKey | None = None) -> tf.Tensor:
         """batch: features.TaskBatch -> logits [B, N] float32."""
-        sequence = self.bert(batch.input_ids, batch.input_mask, batch.segment_ids, weights, key)
-        pooled = self.bert.pool(sequence, weights)
-        dropped = ops.dropout(pooled, key, self.config.head_dropout_site, HEAD_DROPOUT)
+        sequence = self.bert.of_batch(batch, weights, key)
+        pooled = self.bert.pool(sequence, weights, batch.packing)
+        places = ops.first_tokens(tf.shape(pooled)[0])
+        dropped = ops.dropout(pooled, places, key, self.config.head_dropout_site, HEAD_DROPOUT)
         return self.output(dropped, weights)
 
 
@@ -401,19 +415,29 @@ class BertForTagging(tf.Module):
         self.output = OutputLayer("", num_labels, config, init)
 
     def __call__(self, batch, weights: Weights, key: DropoutKey | None = None) -> tf.Tensor:
-        """batch: features.TaskBatch -> logits [B, S, N] float32."""
-        sequence = self.bert(batch.input_ids, batch.input_mask, batch.segment_ids, weights, key)
-        batch_size, length, size = tf.shape(sequence)[0], tf.shape(sequence)[1], self.config.hidden_size
-        flat = tf.reshape(sequence, [batch_size, length * size])  # dropout is drawn per example
-        dropped = ops.dropout(flat, key, self.config.head_dropout_site, HEAD_DROPOUT)
-        return _each_token(self.output, tf.reshape(dropped, [batch_size, length, size]), weights)
+        """batch: features.TaskBatch -> logits [R, S, N] float32."""
+        sequence = self.bert.of_batch(batch, weights, key)
+        places = ops.layout(batch.input_mask, batch.packing, weights.dtype).places
+        dropped = ops.dropout(_flat(sequence), places, key, self.config.head_dropout_site, HEAD_DROPOUT)
+        return _each_token(self.output, tf.reshape(dropped, tf.shape(sequence)), weights)
 
 
 def _each_token(output: OutputLayer, sequence: tf.Tensor, weights: Weights) -> tf.Tensor:
-    """sequence [B, S, H] -> [B, S, N]."""
-    batch, length, size = tf.shape(sequence)[0], tf.shape(sequence)[1], sequence.shape[2]
-    logits = output(tf.reshape(sequence, [batch * length, size]), weights)
-    return tf.reshape(logits, [batch, length, logits.shape[1]])
+    """sequence [R, S, H] -> [R, S, N]."""
+    logits = output(_flat(sequence), weights)
+    return tf.reshape(logits, [tf.shape(sequence)[0], tf.shape(sequence)[1], logits.shape[1]])
+
+
+def by_sequence(values: tf.Tensor, packing: Packing | tuple[()]) -> tf.Tensor:
+    """Values of tokens [R, S, N] as [B, L, N], one row a sequence; what stands beyond a sequence's end is arbitrary.
+
+    L is the longest sequence's length (under XLA, which wants it fixed, S), and S where nothing is packed.
+    """
+    if not packing:
+        return values
+    flat, size = _flat(values), tf.shape(values)[0] * tf.shape(values)[1]
+    longest = tf.shape(values)[1] if ops.is_inside_xla() else tf.reduce_max(packing.lengths)
+    return tf.gather(flat, tf.minimum(packing.starts[:, None] + tf.range(longest), size - 1))
 
 
 _ATTENTION_INPUTS = ("query", "key", "value")

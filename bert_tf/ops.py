@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from bert_tf import kernels
 
+MASKED_SCORE = -10000.0  # added to the scores of padding, as published
 LAYER_NORM_EPSILON = 1e-12  # tf.contrib.layers.layer_norm, which trained Google's checkpoints
 _GELU_SLOPE = math.sqrt(2.0 / math.pi)
 _GELU_CUBIC = 0.044715
@@ -50,12 +51,83 @@ def inside_xla(compiled: bool = True) -> Iterator[None]:
         _inside_xla.reset(token)
 
 
-def _kernels(*tensors: tf.Tensor):
+def is_inside_xla() -> bool:
+    """Whether a function is being traced that XLA compiles as a whole."""
+    return _inside_xla.get()
+
+
+def has_kernels(dtype: tf.DType) -> bool:
+    """Whether kernels do the work for hidden states of this dtype, on a CPU: shapes are theirs at no cost."""
+    return _kernels(dtype) is not None
+
+
+def _kernels(*dtypes: tf.DType):
     """The kernels' library if they are to be used and know the tensors' dtype, else None."""
-    dtypes = {tensor.dtype for tensor in tensors}
-    if _inside_xla.get() or dtypes not in ({tf.float32}, {tf.bfloat16}):
+    if _inside_xla.get() or set(dtypes) not in ({tf.float32}, {tf.bfloat16}):
         return None
     return kernels.library()
+
+
+# --------------------------------------------------------------------------------------------------- sequences
+class Places(NamedTuple):
+    """Which token of which sequence each row of a tensor is."""
+
+    example: tf.Tensor  # [R] int32, index of the sequence in the batch; -1: padding between packed sequences
+    position: tf.Tensor  # [R] int32, position in the sequence
+
+
+def first_tokens(batch: tf.Tensor) -> Places:
+    """The places of one row for each of `batch` sequences."""
+    return Places(tf.range(batch), tf.zeros([batch], tf.int32))
+
+
+class Packing(NamedTuple):
+    """Where the B sequences of a packed batch lie in its rows [R, S]; see packing.py."""
+
+    example: tf.Tensor  # [R, S] int32, index of each token's sequence; -1: padding
+    position: tf.Tensor  # [R, S] int32, the token's position in its sequence; 0 in padding
+    starts: tf.Tensor  # [B] int32, where each sequence begins, as an index into [R * S]
+    lengths: tf.Tensor  # [B] int32, its tokens
+
+
+NOT_PACKED = ()  # instead of a Packing where each row is one sequence; a part of a batch without tensors
+
+
+class Layout(NamedTuple):
+    """What the layers need to know of a batch [R, S]: which tokens see each other, and where they stand.
+
+    places: of all R * S tokens. positions: [S], or [R, S] where rows differ. What attention sees is said by either
+    starts and lengths (as in Packing), or mask_bias, float32 [R, 1, 1, S], of packed rows [R, 1, S, S]: 0 for the
+    tokens that a query sees and -10000 for others.
+    """
+
+    places: Places
+    positions: tf.Tensor
+    mask_bias: tf.Tensor | None = None
+    starts: tf.Tensor | None = None
+    lengths: tf.Tensor | None = None
+
+
+def layout(input_mask: tf.Tensor, packing: Packing | tuple[()], dtype: tf.DType) -> Layout:
+    """The layout of a batch. input_mask: [R, S], 1 for tokens, then 0 for padding; dtype: of the hidden states.
+
+    Packed batches and float32 have attention by the kernel that keeps no scores, where there are kernels. In bfloat16
+    the products of rows of equal length are faster as oneDNN's, on processors made for it.
+    """
+    rows, length = tf.shape(input_mask)[0], tf.shape(input_mask)[1]
+    if packing:
+        places, positions = Places(*(tf.reshape(t, [-1]) for t in packing[:2])), packing.position
+        starts, lengths = packing.starts, packing.lengths
+    else:
+        index, positions = tf.range(rows * length), tf.range(length)
+        places = Places(index // length, index % length)
+        starts, lengths = tf.range(rows) * length, tf.reduce_sum(input_mask, 1)
+    if has_kernels(dtype) and (packing or dtype == tf.float32):
+        return Layout(places, positions, None, starts, lengths)
+    if packing:
+        same = packing.example[:, :, None] == packing.example[:, None, :]
+        return Layout(places, positions, tf.where(same, 0.0, MASKED_SCORE)[:, None])
+    return Layout(places, positions, (1.0 - tf.cast(input_mask, tf.float32))[:, None, None, :] * MASKED_SCORE)
 
 
 # ---------------------------------------------------------------------------------------------------- dropout
@@ -64,8 +136,8 @@ class DropoutKey(NamedTuple):
 
     seed: uint32 scalar, one value per (run seed, update).
     first_row: uint32 scalar, index of the batch's first example in the update's global batch. Masks depend on the
-        example's place in the global batch and on nothing else, so 8 examples at once, 4 times 2, or on 4 processes
-        drop the same units.
+        example's place in the global batch and the position in the example, so 8 examples at once, 4 times 2, on 4
+        processes, padded or packed drop the same units.
     """
 
     seed: tf.Tensor
@@ -92,18 +164,17 @@ def _site_seed(key: DropoutKey | None, site: int) -> tuple[tf.Tensor, tf.Tensor]
     return _mix(key.seed + _u32(site * 0x9E3779B9)), key.first_row
 
 
-def _dropout_scale(element: tf.Tensor, batch: tf.Tensor, seed, first_row, rate: float) -> tf.Tensor:
-    """Factors 0 (dropped, probability `rate`) and 1/(1-rate) (kept) of shape [batch, *element.shape].
+def _dropout_scale(example: tf.Tensor, element: tf.Tensor, seed, first_row, rate: float) -> tf.Tensor:
+    """Factors 0 (dropped, probability `rate`) and 1/(1-rate) (kept), of the shape that the first two broadcast to.
 
-    element: uint32, a number for each element of an example. It must not depend on how far the example is padded, so
-    that padding changes nothing.
+    example: int32, index in the batch of the example that an element belongs to. element: uint32, its number in the
+    example, which must not depend on how far the example is padded or on what else its row holds.
 
     A counter-based generator: hash of (seed, example, element). It costs two multiplications an element, needs no
     memory, and the backward pass makes the same numbers again instead of storing them.
     """
-    row = _mix(seed + first_row + tf.cast(tf.range(batch), tf.uint32))
-    row = tf.reshape(row, [batch] + [1] * len(element.shape))
-    keep = _mix(row + (element * _u32(0x9E3779B9))[None]) >= _u32(round(rate * 2.0**32))
+    row = _mix(seed + first_row + tf.cast(example, tf.uint32))
+    keep = _mix(row + element * _u32(0x9E3779B9)) >= _u32(round(rate * 2.0**32))
     return tf.where(keep, 1.0 / (1.0 - rate), 0.0)
 
 
@@ -114,15 +185,21 @@ def _draw(seed: tf.Tensor, first_row: tf.Tensor, rate: float) -> dict:
     }  # fmt: skip
 
 
-def _hidden_elements(columns: tf.Tensor) -> tf.Tensor:
-    """Numbers of the elements of [S*H]: position * H + unit."""
-    return tf.cast(tf.range(columns), tf.uint32)
+def _hidden_scale(shape: tf.Tensor, places: Places, seed, first_row, rate: float) -> tf.Tensor:
+    """_dropout_scale for hidden states [R, H] (shape): an element's number is position * H + unit."""
+    unit = tf.cast(tf.range(shape[1]), tf.uint32)
+    first = tf.cast(places.position, tf.uint32) * tf.cast(shape[1], tf.uint32)
+    return _dropout_scale(places.example[:, None], first[:, None] + unit, seed, first_row, rate)
 
 
-def _score_elements(shape: tf.Tensor) -> tf.Tensor:
-    """Numbers of the elements of [A, S, S] (shape: [B, A, S, S]), with strides above any S, hence the same for all."""
-    head, query, key = (tf.cast(tf.range(size), tf.uint32) for size in (shape[1], shape[2], shape[3]))
-    return head[:, None, None] * _u32(1 << 22) + query[None, :, None] * _u32(1 << 11) + key[None, None, :]
+def _score_scale(shape: tf.Tensor, places: Places, seed, first_row, rate: float) -> tf.Tensor:
+    """_dropout_scale for scores [R, A, S, S] (shape): an element's number comes from head and positions, with strides
+    above any S, hence the same for all."""
+    rows, heads, length = shape[0], shape[1], shape[2]
+    position = tf.reshape(tf.cast(places.position, tf.uint32), [rows, 1, length])
+    head = tf.cast(tf.range(heads), tf.uint32)[:, None, None] * _u32(1 << 22)
+    element = head + position[..., None] * _u32(1 << 11) + position[..., None, :]
+    return _dropout_scale(tf.reshape(places.example, [rows, 1, length, 1]), element, seed, first_row, rate)
 
 
 # The factories below are cached so that all layers share one compiled program per shape: what differs from layer to
@@ -130,21 +207,22 @@ def _score_elements(shape: tf.Tensor) -> tf.Tensor:
 @functools.cache
 def _dropout_function(rate: float):
     @_fused
-    def scale(x, seed, first_row):
-        rows, columns = tf.shape(x)[0], tf.shape(x)[1]
-        return tf.cast(_f32(x) * _dropout_scale(_hidden_elements(columns), rows, seed, first_row, rate), x.dtype)
+    def scale(x, places, seed, first_row):
+        return tf.cast(_f32(x) * _hidden_scale(tf.shape(x), places, seed, first_row, rate), x.dtype)
 
     return scale
 
 
-def dropout(x: tf.Tensor, key: DropoutKey | None, site: int, rate: float) -> tf.Tensor:
-    """Inverted dropout of x [B, C]; identity without a key. `site` numbers the dropouts of a network."""
+def dropout(x: tf.Tensor, places: Places, key: DropoutKey | None, site: int, rate: float) -> tf.Tensor:
+    """Inverted dropout of x [R, H]; identity without a key. `site` numbers the dropouts of a network."""
     if key is None or rate == 0.0:
         return x
-    draw, native = _site_seed(key, site), _kernels(x)
+    draw, native = _site_seed(key, site), _kernels(x.dtype)
 
     def scale(t):
-        return native.bert_dropout(t, **_draw(*draw, rate)) if native else _dropout_function(rate)(t, *draw)
+        if native:
+            return native.bert_dropout(t, *places, **_draw(*draw, rate))
+        return _dropout_function(rate)(t, places, *draw)
 
     @tf.custom_gradient
     def op(t):
@@ -172,7 +250,7 @@ def _gelu(function, derivative, erf: bool):
 
     @tf.custom_gradient
     def op(x, bias):
-        if native := _kernels(x, bias):
+        if native := _kernels(x.dtype, bias.dtype):
             return native.bert_gelu(x, bias, erf=erf), lambda dy: native.bert_gelu_grad(x, bias, dy, erf=erf)
 
         def gradient(dy):
@@ -245,9 +323,8 @@ class _AddLayerNorm:
         self.forward = _fused(self._forward)
         self._compiled_backward = _fused(self._backward)
 
-    def _scale(self, t, batch, seed, first_row):  # drawn per example: [R, H] is [B, S*H]
-        elements = _hidden_elements(tf.size(t) // batch)
-        return tf.reshape(_dropout_scale(elements, batch, seed, first_row, self.rate), tf.shape(t))
+    def _scale(self, t, places, seed, first_row):
+        return _hidden_scale(tf.shape(t), places, seed, first_row, self.rate)
 
     def _forward(self, x, bias, residual, gamma, beta, *draw):
         branch = _f32(x) + _f32(bias)
@@ -278,12 +355,12 @@ class _NativeAddLayerNorm:
     def forward(self, *arguments):
         return self._forward(*arguments, keep=True)
 
-    def _forward(self, x, bias, residual, gamma, beta, batch, *draw, keep: bool):
+    def _forward(self, x, bias, residual, gamma, beta, places, *draw, keep: bool):
         draw = _draw(*draw, self.rate)
-        return self.native.bert_add_layer_norm(x, bias, residual, gamma, beta, batch, keep=keep, **draw)
+        return self.native.bert_add_layer_norm(x, bias, residual, gamma, beta, *places, keep=keep, **draw)
 
-    def backward(self, dy, s, mean, rstd, gamma, batch, *draw):
-        return self.native.bert_add_layer_norm_grad(dy, s, mean, rstd, gamma, batch, **_draw(*draw, self.rate))
+    def backward(self, dy, s, mean, rstd, gamma, places, *draw):
+        return self.native.bert_add_layer_norm_grad(dy, s, mean, rstd, gamma, *places, **_draw(*draw, self.rate))
 
 
 _add_layer_norm = functools.cache(_AddLayerNorm)
@@ -295,19 +372,19 @@ def add_layer_norm(
     residual: tf.Tensor,
     gamma: tf.Tensor,
     beta: tf.Tensor,
+    places: Places,
     key: DropoutKey | None,
-    batch: tf.Tensor,
     site: int,
     rate: float,
 ) -> tf.Tensor:
     """LayerNorm(residual + dropout(x + bias)) over the last axis.
 
-    x, residual: [R, H] with R = batch*S; bias: [H]; gamma, beta: [H] float32; batch: int32 scalar B.
+    x, residual: [R, H]; bias: [H]; gamma, beta: [H] float32.
     """
     rate = rate if key is not None else 0.0
-    native = _kernels(x, bias, residual)
+    native = _kernels(x.dtype, bias.dtype, residual.dtype)
     functions = _NativeAddLayerNorm(native, rate) if native else _add_layer_norm(rate)
-    draw = (batch, *_site_seed(key, site))
+    draw = (places, *_site_seed(key, site))
 
     @tf.custom_gradient
     def op(x, bias, residual, gamma, beta):
@@ -342,12 +419,14 @@ def _layer_norm_backward(dy, x, mean, rstd, gamma):
 @tf.custom_gradient
 def layer_norm(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple:
     """LayerNorm of x [R, H] over the last axis."""
-    if native := _kernels(x):
+    if native := _kernels(x.dtype):
         y, mean, rstd = native.bert_layer_norm(x, gamma, beta)
 
         def gradient(dy):
-            no_draw = _draw(*_site_seed(None, 0), 0.0)
-            ds, _, *of_parameters, _ = native.bert_add_layer_norm_grad(dy, x, mean, rstd, gamma, 1, **no_draw)
+            nowhere, no_draw = tf.zeros([0], tf.int32), _draw(*_site_seed(None, 0), 0.0)
+            ds, _, *of_parameters, _ = native.bert_add_layer_norm_grad(
+                dy, x, mean, rstd, gamma, nowhere, nowhere, **no_draw
+            )
             return ds, *of_parameters
 
         return y, gradient
@@ -381,7 +460,7 @@ def split_heads(x: tf.Tensor, bias: tf.Tensor, batch: tf.Tensor, heads: int) -> 
 
     @tf.custom_gradient
     def op(x, bias):
-        if native := _kernels(x, bias):
+        if native := _kernels(x.dtype, bias.dtype):
             three = native.bert_split_heads(x, bias, batch, heads=heads)
             return tuple(three), lambda *upstream: tuple(native.bert_split_heads_grad(*upstream))
 
@@ -396,19 +475,19 @@ def split_heads(x: tf.Tensor, bias: tf.Tensor, batch: tf.Tensor, heads: int) -> 
 
 @functools.cache
 def _attention_functions(scale: float, rate: float):
-    def dropout_scale(p, seed, first_row):
-        return _dropout_scale(_score_elements(tf.shape(p)), tf.shape(p)[0], seed, first_row, rate)
+    def dropout_scale(p, places, seed, first_row):
+        return _score_scale(tf.shape(p), places, seed, first_row, rate)
 
     @_fused
-    def forward(scores, mask_bias, seed, first_row):
+    def forward(scores, mask_bias, *draw):
         p = tf.nn.softmax(_f32(scores) * scale + mask_bias)
         if rate == 0.0:
             return tf.cast(p, scores.dtype)
-        return tf.cast(p, scores.dtype), tf.cast(p * dropout_scale(p, seed, first_row), scores.dtype)
+        return tf.cast(p, scores.dtype), tf.cast(p * dropout_scale(p, *draw), scores.dtype)
 
     @_fused
-    def backward(dy, p, seed, first_row):
-        dp = _f32(dy) if rate == 0.0 else _f32(dy) * dropout_scale(p, seed, first_row)
+    def backward(dy, p, *draw):
+        dp = _f32(dy) if rate == 0.0 else _f32(dy) * dropout_scale(p, *draw)
         p32 = _f32(p)
         return tf.cast(scale * p32 * (dp - tf.reduce_sum(dp * p32, -1, keepdims=True)), dy.dtype)
 
@@ -416,24 +495,66 @@ def _attention_functions(scale: float, rate: float):
 
 
 def attention_probabilities(
-    scores: tf.Tensor, mask_bias: tf.Tensor, scale: float, key: DropoutKey | None, site: int, rate: float
+    scores: tf.Tensor,
+    mask_bias: tf.Tensor,
+    scale: float,
+    places: Places,
+    key: DropoutKey | None,
+    site: int,
+    rate: float,
 ) -> tf.Tensor:
     """dropout(softmax(scores * scale + mask_bias)) over the last axis.
 
-    scores: [B, A, S, S]; mask_bias: float32 [B, 1, 1, S], 0 for tokens and -10000 for padding.
+    scores: [R, A, S, S]; mask_bias: see Layout. The kernels are for rows of one sequence.
     """
     rate = rate if key is not None else 0.0
     forward, backward = _attention_functions(scale, rate)
     draw = _site_seed(key, site)
+    native = _kernels(scores.dtype) if mask_bias.shape[2] == 1 else None
 
     @tf.custom_gradient
     def op(scores):
-        if native := _kernels(scores):
+        if native:
             arguments = {"scale": scale, **_draw(*draw, rate)}
             p, dropped = native.bert_attention(scores, mask_bias, **arguments)
             return dropped, lambda dy: native.bert_attention_grad(dy, p, **arguments)
-        result = forward(scores, mask_bias, *draw)
+        result = forward(scores, mask_bias, places, *draw)
         p, dropped = result if isinstance(result, (tuple, list)) else (result, result)
-        return dropped, lambda dy: backward(dy, p, *draw)
+        return dropped, lambda dy: backward(dy, p, places, *draw)
 
     return op(scores)
+
+
+def _packed_attention(native, x, bias, layout: Layout, heads: int, scale: float, key, site: int, rate: float):
+    """attention by the kernel that keeps no scores."""
+    arguments = {"heads": heads, "scale": scale, **_draw(*_site_seed(key, site), rate if key is not None else 0.0)}
+    spans = layout.starts, layout.lengths
+
+    @tf.custom_gradient
+    def op(x, bias):
+        context, log_sum = native.bert_packed_attention(x, bias, *spans, **arguments)
+
+        def gradient(dy):
+            return tuple(native.bert_packed_attention_grad(dy, x, bias, context, log_sum, *spans, **arguments))
+
+        return context, gradient
+
+    return op(x, bias)
+
+
+def attention(
+    x: tf.Tensor, bias: tf.Tensor, layout: Layout, heads: int, key: DropoutKey | None, site: int, rate: float
+) -> tf.Tensor:
+    """Attention of every token over the tokens of its sequence, [R, H], from queries, keys and values x + bias.
+
+    x: [R, 3H], the three side by side; bias: [3H]. What padding gets is of no meaning.
+    """
+    size = x.shape[1] // 3
+    scale = (size // heads) ** -0.5
+    if layout.starts is not None:
+        return _packed_attention(kernels.library(), x, bias, layout, heads, scale, key, site, rate)
+    query, key_, value = split_heads(x, bias, tf.shape(layout.mask_bias)[0], heads)  # [R, A, S, D]
+    scores = tf.matmul(query, key_, transpose_b=True)  # [R, A, S, S]
+    probabilities = attention_probabilities(scores, layout.mask_bias, scale, layout.places, key, site, rate)
+    context = tf.transpose(tf.matmul(probabilities, value), [0, 2, 1, 3])  # [R, S, A, D]
+    return tf.reshape(context, [tf.shape(x)[0], size])

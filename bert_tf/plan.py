@@ -18,6 +18,7 @@ a micro-batch, L layers, H hidden, I intermediate, A heads, P predictions, V voc
     runtime                 TensorFlow itself and what it compiles, measured on a tiny model
 """
 
+import contextlib
 import functools
 import importlib.util
 import math
@@ -32,11 +33,11 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
-from bert_tf import checkpoint, glue, ner, runs, squad
+from bert_tf import checkpoint, glue, ner, ops, runs, squad
 from bert_tf.distributed import Distributed
 from bert_tf.features import CLASS, SPAN, TAGS, VALUE, LabelKind, TaskBatch, batch_spec
 from bert_tf.huggingface import load_config
-from bert_tf.input_pipeline import Batch, PretrainingRecords
+from bert_tf.input_pipeline import Batch, PretrainingRecords, packed_spec
 from bert_tf.losses import Classification, Objective, Pretraining, QuestionAnswering, Regression, Tagging
 from bert_tf.model import (
     BertConfig,
@@ -47,6 +48,7 @@ from bert_tf.model import (
     variable_name,
 )
 from bert_tf.optimization import canonical_name, create_optimizer
+from bert_tf.packing import Rows
 from bert_tf.precision import LossScale, Precision
 from bert_tf.records import load_manifest
 from bert_tf.tokenization import FullTokenizer
@@ -60,6 +62,7 @@ from runkit.store import Checkpoint
 FLAGS = flags.FLAGS
 RUNTIME_BYTES = 670e6  # of a main on a CPU, x86-64, TensorFlow 2.21, before it holds anything; see benchmarks/memory.py
 NEW_WEIGHTS_BYTES = 6  # a parameter
+SAMPLE = 2000  # records whose lengths say how large packed batches are
 FULL_CHECK_BYTES = 2e9  # checkpoints up to this are read and compared with their checksums, larger ones by their sizes
 
 
@@ -109,13 +112,17 @@ class Head(NamedTuple):
     dropped: bool = False  # by a dropout of its own
 
 
-def activation_bytes(config: BertConfig, batch: int, length: int, element: int, head: Head) -> dict[str, float]:
+def activation_bytes(
+    config: BertConfig, batch: int, length: int, element: int, head: Head, keeps_scores: bool = True
+) -> dict[str, float]:
     """What the backward pass of a micro-batch reads back, in bytes, by part of the network.
 
-    batch B, length S, element: bytes of the compute dtype. Per layer and row, by the operations of model.Layer:
+    batch B, length S (packed: R rows of S), element: bytes of the compute dtype; keeps_scores: not so where attention
+    is the kernel that makes them again (ops.layout). Per layer and row, by the operations of model.Layer:
 
         its input, queries, keys and values     H + 3 H    read again by the products
-        probabilities                           2 A S      before and after dropout, for softmax and product
+        probabilities                           2 A S      before and after dropout, for softmax and product; or
+                                                           A float32 sums, where scores are not kept
         context                                 H          the output projection's input
         residual sums, twice                    2 H        of the layer norms; and 2 x 2 float32, mean and 1/deviation
         first layer norm's output               H          the intermediate product's input
@@ -128,10 +135,11 @@ def activation_bytes(config: BertConfig, batch: int, length: int, element: int, 
     float32 as such, with the bias, and as the gradient that the loss computes beside itself (e + 12).
     """
     hidden, rows = config.hidden_size, batch * length
-    layer = 8 * hidden + 2 * config.intermediate_size + 2 * config.num_attention_heads * length
+    layer, heads = 8 * hidden + 2 * config.intermediate_size, config.num_attention_heads
+    of_scores = 2 * heads * length * element if keeps_scores else 4 * heads
     of_row = (4 * hidden if head.transformed else hidden) + (hidden if head.dropped else 0)
     return {
-        "layers": config.num_hidden_layers * rows * (layer * element + 4 * 4),
+        "layers": config.num_hidden_layers * rows * (layer * element + of_scores + 4 * 4),
         "embeddings": rows * hidden * (2 * 4 + 4 * element),
         "head": head.rows * (of_row * element + head.outputs * (element + 3 * 4)),
     }
@@ -146,16 +154,18 @@ def memory(
     head: Head,
     micro_batches: int,
     saves: bool = True,
+    keeps_scores: bool = True,
 ) -> list[Part]:
     """Memory of a process by kind, see the head of this file.
 
-    batch, length: of a micro-batch; micro_batches: of an update on this process; saves: whether it writes checkpoints.
+    batch, length: of a micro-batch; micro_batches: of an update on this process; saves: whether it writes checkpoints;
+    keeps_scores: see activation_bytes.
     """
     element = precision.compute_dtype.size
     n = sum(variable.size for variable in variables)
     copied = sum(variable.size for variable in variables if not stays_float32(variable.name)) if element < 4 else 0
     table = config.vocab_size * config.hidden_size if element < 4 else 0
-    activations = activation_bytes(config, batch, length, element, head)
+    activations = activation_bytes(config, batch, length, element, head, keeps_scores)
     each = ", ".join(f"{part} {size_text(n_bytes)}" for part, n_bytes in activations.items())
     several = micro_batches > 1
     return [
@@ -169,6 +179,42 @@ def memory(
         Part("checkpoint snapshot", 12 * n * saves, "weights and moments, while they are written (rank 0)"),
         Part("runtime", RUNTIME_BYTES, "TensorFlow and compiled programs"),
     ]
+
+
+class MicroBatch(NamedTuple):
+    """The shape of a micro-batch as attention sees it. predictions: masked positions, in pre-training."""
+
+    rows: int
+    length: int
+    keeps_scores: bool
+    predictions: int
+
+
+def micro_batch(pack: Rows | None, records: Sequence[PretrainingRecords] = ()) -> MicroBatch:
+    """The largest micro-batch to be expected by the flags; records: those to be packed.
+
+    Packed, it has the tokens of B sequences by mean and deviation (three of them) of a sample; where none can be looked
+    at, sequences of full length are assumed.
+    """
+    precision = runs.choose_precision(getattr(FLAGS, "manual_fp16", False))
+    kernels = ops.has_kernels(precision.compute_dtype) and not runs.choose_xla()
+    keeps_scores = not kernels or not (pack or precision.compute_dtype == tf.float32)
+    size, length = FLAGS.train_batch_size, FLAGS.max_seq_length
+    full = size * getattr(FLAGS, "max_predictions_per_seq", 0)
+    if pack is None or not records:
+        return MicroBatch(size, length, keeps_scores, full)
+    batches = [batch for folder in records for batch in folder.evaluation_batches(SAMPLE // len(records), 1)]
+    tokens = np.concatenate([batch.input_mask.numpy().sum(1) for batch in batches])
+    masked = np.concatenate([batch.masked_lm_weights.numpy().sum(1) for batch in batches])
+
+    def largest(of_each: np.ndarray, bound: int) -> int:
+        return min(bound, math.ceil(size * of_each.mean() + 3 * math.sqrt(size) * of_each.std()))
+
+    if pack.capacity is None:
+        return MicroBatch(1, largest(tokens, size * length), keeps_scores, largest(masked, full))
+    # Best-fit decreasing leaves at most half of all rows but one empty.
+    rows = min(size, math.ceil(2 * largest(tokens, size * length) / length))
+    return MicroBatch(rows, length, keeps_scores, full)
 
 
 def checkpoint_bytes(n_parameters: int) -> float:
@@ -284,8 +330,10 @@ def tell_run(
     plan.check_output(FLAGS.output_dir, needed)
 
 
-def tell_time(plan: Plan, updates: int, position: Position, measure: Callable[[], "Probe"]) -> None:
-    """The expected time, from --plan's throughput or a probe."""
+def tell_time(
+    plan: Plan, updates: int, position: Position, measure: Callable[[], "Probe"], kind: str = "full-length sequences"
+) -> None:
+    """The expected time, from --plan's throughput or a probe; kind: of what the probe's batch consists."""
     processes = FLAGS.plan_processes
     sequences = max(updates - position.done, 0) * position.batch.size
     if isinstance(FLAGS.plan, float):
@@ -294,7 +342,7 @@ def tell_time(plan: Plan, updates: int, position: Position, measure: Callable[[]
         found = measure()
         each = f", {found.seconds:.3g} s a micro-batch" + (", exchange left out" if processes > 1 else "")
         throughput = FLAGS.train_batch_size * processes / found.seconds
-        plan.tell_time(sequences, throughput, f"{PROBED_UPDATES} updates of full-length sequences{each}", "sequences")
+        plan.tell_time(sequences, throughput, f"{PROBED_UPDATES} updates of {kind}{each}", "sequences")
     elif FLAGS.plan == PROBE:
         plan.notes.append("nothing was timed, for there are problems")
 
@@ -315,10 +363,12 @@ def pretraining(
     if config is not None:
         build = functools.partial(BertForPreTraining, config, FLAGS.seed)
         variables = variable_shapes(build)
-        rows = FLAGS.train_batch_size * FLAGS.max_predictions_per_seq
+        precision = runs.choose_precision(FLAGS.manual_fp16)
+        pack = runs.choose_packing(precision, runs.choose_xla())
+        rows, length, keeps_scores, predictions = micro_batch(pack, training if not plan.problems else ())
         parts = memory(
-            config, variables, runs.choose_precision(FLAGS.manual_fp16), FLAGS.train_batch_size, FLAGS.max_seq_length,
-            Head(rows, config.vocab_size, transformed=True), FLAGS.num_accumulation_steps,
+            config, variables, precision, rows, length, Head(predictions, config.vocab_size, transformed=True),
+            FLAGS.num_accumulation_steps, keeps_scores=keeps_scores,
         )  # fmt: skip
     check_weights(plan, variables)
     if FLAGS.init_checkpoint and not plan.problems:
@@ -326,7 +376,15 @@ def pretraining(
     identity = {"seed": FLAGS.seed, "vocab_sha256": vocabulary}
     position, updates = check_resume(plan, identity), FLAGS.num_train_steps if FLAGS.do_train else 0
     tell_run(plan, variables, parts, n_records, updates, FLAGS.num_warmup_steps, position, "records")
-    tell_time(plan, updates, position, lambda: probe(build, Pretraining(), pretraining_batch(config)))
+
+    def measure() -> Probe:
+        if pack is None:
+            return probe(build, Pretraining(), pretraining_batch(config))
+        with contextlib.closing(training[0].batches(0, FLAGS.train_batch_size, 1, pack=pack)) as batches:
+            return probe(build, Pretraining(), next(batches), packed_spec())
+
+    kind = "packed records" if config is not None and pack else "full-length sequences"
+    tell_time(plan, updates, position, measure, kind)
     plan.finish()
 
 
@@ -456,9 +514,11 @@ def finetuning(
         variables = variable_shapes(build)
         per_token = kind in (SPAN, TAGS)
         rows = FLAGS.train_batch_size * (FLAGS.max_seq_length if per_token else 1)
+        pack = runs.choose_packing(runs.choose_precision(), runs.choose_xla(), by_default=FLAGS.bucket)
         parts = memory(
             config, variables, runs.choose_precision(), FLAGS.train_batch_size, FLAGS.max_seq_length,
             Head(rows, 2 if kind == SPAN else max(len(labels), 1), dropped=kind != SPAN), FLAGS.num_accumulation_steps,
+            keeps_scores=micro_batch(pack).keeps_scores,
         )  # fmt: skip
     check_weights(plan, variables, ["cls/squad/" if kind == SPAN else "output_"])
     position, n_examples = check_resume(plan, {"task": task, "seed": FLAGS.seed}), len(examples or ())

@@ -22,7 +22,7 @@ from absl import app, flags
 from bert_tf import checkpoint, plan, runs, schedules
 from bert_tf.distributed import Distributed
 from bert_tf.huggingface import load_config
-from bert_tf.input_pipeline import PretrainingRecords
+from bert_tf.input_pipeline import PretrainingRecords, packed_spec
 from bert_tf.losses import NO_SUMS, Pretraining, PretrainingSums, pad_batch
 from bert_tf.model import BertConfig, BertForPreTraining
 from bert_tf.optimization import canonical_name, create_optimizer
@@ -92,6 +92,7 @@ def run(group: Distributed, stack: contextlib.ExitStack) -> None:
     precision = runs.choose_precision(FLAGS.manual_fp16)
     precision.activate()
     use_xla = runs.choose_xla()
+    rows = runs.choose_packing(precision, use_xla)
     output_dir = Path(FLAGS.output_dir)
     if group.is_root:
         stack.enter_context(locked_directory(output_dir, "training"))
@@ -135,6 +136,7 @@ def run(group: Distributed, stack: contextlib.ExitStack) -> None:
         **training_settings,
         precision=precision.name,
         use_xla=use_xla,
+        packed=rows is not None,
         bert_config=config.to_dict(),
     )
     if group.is_root:
@@ -169,9 +171,10 @@ def run(group: Distributed, stack: contextlib.ExitStack) -> None:
             "fp16" if precision.name == "fp16" else None,
             use_xla,
             FLAGS.seed,
+            None if rows is None else packed_spec(),
         )
         summary = {"global_batch_size": global_batch.size, "learning_rate": peak, "precision": precision.name}
-        summary |= train(step, training, global_batch, store, state, peak, log)
+        summary |= train(step, training, rows, global_batch, store, state, peak, log)
         if group.is_root:
             curves = {"total loss": "avg_loss_step", "masked-LM loss": "avg_mlm_loss_step"}
             runs.plot_losses(log.path, output_dir / "loss_curve.png", curves, "Pre-training")
@@ -188,13 +191,15 @@ def run(group: Distributed, stack: contextlib.ExitStack) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- the loop
-def train(step, records, global_batch, store, state, peak, log) -> dict:
-    """The rest of the phase's updates; returns what goes to the summary. state: see runs.start_or_resume."""
+def train(step, records, rows, global_batch, store, state, peak, log) -> dict:
+    """The rest of the phase's updates; returns what goes to the summary. rows: see packing; state: see runs."""
     total, batch_size = FLAGS.num_train_steps, FLAGS.train_batch_size
     schedule = schedules.create_schedule(canonical_name(FLAGS.optimizer_type), peak, FLAGS.num_warmup_steps, total)
     group, stall = step.distributed, StallGuard(log.warning, FLAGS.input_timeout)
     own = range(group.rank, global_batch.micro_batches, group.size)
-    stream = records.batches(state["records"], batch_size, global_batch.micro_batches, group.rank, group.size, stall)
+    stream = records.batches(
+        state["records"], batch_size, global_batch.micro_batches, group.rank, group.size, stall, rows
+    )  # fmt: skip
 
     def batch_names(state: runs.State) -> list[str]:
         starts = (state["records"] + number * batch_size for number in own)

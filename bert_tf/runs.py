@@ -14,9 +14,10 @@ from typing import Any, NamedTuple, NoReturn
 import tensorflow as tf
 from absl import flags
 
-from bert_tf import checkpoint, distributed
+from bert_tf import checkpoint, distributed, ops
 from bert_tf.distributed import Distributed
 from bert_tf.optimization import Optimizer
+from bert_tf.packing import Rows
 from bert_tf.precision import INITIAL_LOSS_SCALE, MAX_CONSECUTIVE_SKIPS, PRECISIONS, LossScale, Precision
 from bert_tf.train_step import TrainStep, UpdateResult
 from bert_tf.weights import ComputeWeights
@@ -64,6 +65,12 @@ def define_flags() -> None:
     )
     real("explosion_factor", guards.EXPLOSION_FACTOR, "stop when gradient norms are so many times the usual (added)")
     integer("explosion_patience", guards.EXPLOSION_PATIENCE, "in so many updates in a row (added)", lower_bound=1)
+    boolean(
+        "pack_sequences",
+        None,
+        "several short sequences in a row of a training batch, instead of padding; the same updates; default: where "
+        "batches of any shape run without being compiled, on a CPU without XLA (added)",
+    )
     real("input_timeout", guards.INPUT_TIMEOUT, "seconds without a batch after which training stops (added)")
 
 
@@ -98,6 +105,17 @@ def choose_precision(manual_fp16: bool = False) -> Precision:
 def choose_xla() -> bool:
     """--use_xla, by default whether there is a GPU."""
     return bool(tf.config.list_logical_devices("GPU")) if FLAGS.use_xla is None else FLAGS.use_xla
+
+
+def choose_packing(precision: Precision, use_xla: bool, by_default: bool = True) -> Rows | None:
+    """--pack_sequences, and into what rows: None where each sequence has a row of its own.
+
+    by_default: whether to pack where the flag says nothing and it costs nothing.
+    """
+    any_shape = not use_xla and ops.has_kernels(precision.compute_dtype)
+    if not (by_default and any_shape if FLAGS.pack_sequences is None else FLAGS.pack_sequences):
+        return None
+    return Rows(capacity=None, fixed=False) if any_shape else Rows(FLAGS.max_seq_length, fixed=True)
 
 
 def record_settings(

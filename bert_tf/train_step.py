@@ -22,7 +22,7 @@ from bert_tf.precision import LossScale
 from bert_tf.weights import ComputeWeights
 from runkit.errors import UserError
 
-Batch = tuple  # a NamedTuple of tensors, `input_ids` [B, S] among them
+Batch = tuple  # a NamedTuple of tensors with a property `examples`, their number
 
 
 class UpdateResult(NamedTuple):
@@ -96,9 +96,9 @@ class TrainStep:
         )
 
     def __call__(self, batches: Sequence[Batch], learning_rate: float, update: int, stop: bool = False) -> UpdateResult:
-        """batches: this process's micro-batches (rank, rank + size, ... of the update's), with the same number of rows.
-        update: number of this update, which together with the run's seed decides the dropout. stop: whether this
-        process was asked to stop, of which all are told."""
+        """batches: this process's micro-batches (rank, rank + size, ... of the update's), with the same number of
+        examples. update: number of this update, which together with the run's seed decides the dropout. stop: whether
+        this process was asked to stop, of which all are told."""
         if len(batches) != self.own_micro_batches:
             raise ValueError(f"{len(batches)} micro-batches given, {self.own_micro_batches} expected")
         counts = tf.add_n([self.objective.counts(batch) for batch in batches])
@@ -121,7 +121,7 @@ class TrainStep:
 
     def _dropout_key(self, update: int, index: int, batch: Batch) -> DropoutKey:
         seed = zlib.crc32(f"dropout {self.seed} {update}".encode())
-        row = (index * self.distributed.size + self.distributed.rank) * int(tf.shape(batch.input_ids)[0])
+        row = (index * self.distributed.size + self.distributed.rank) * int(batch.examples)
         return DropoutKey(tf.constant(seed, tf.uint32), tf.constant(row, tf.uint32))
 
     # ------------------------------------------------------------------------------------ graph functions

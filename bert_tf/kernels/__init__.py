@@ -64,6 +64,7 @@ def _built() -> Path:
     version = f"-DBERT_TENSORFLOW_VERSION={tf.version.VERSION}"  # for the key: the folder may stay the same
     interface = [*INTERFACE, *of_tensorflow, version, "-isystem", tf.sysconfig.get_include()]
     sources = {
+        SOURCES / "attention.cc": ARITHMETIC,
         SOURCES / "elementwise.cc": ARITHMETIC,
         SOURCES / "optimizer.cc": ARITHMETIC,
         SOURCES / "tensorflow_ops.cc": interface,

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "dropout.h"
 #include "simd.h"
 
 namespace bert {
@@ -11,27 +12,6 @@ namespace {
 
 constexpr float LAYER_NORM_EPSILON = 1e-12f;
 constexpr float LOG2_E = 1.44269504f;
-constexpr uint32_t ELEMENT = 0x9e3779b9u;  // ops._dropout_scale: what an element's number is multiplied by
-
-template <class T>
-std::vector<float> widened(const T* values, int64_t count) {
-  std::vector<float> result(count);
-  for (int64_t c = 0; c < count; c += LANES) {
-    if (c + LANES <= count)
-      store(&result[c], load(values + c, All{}), All{});
-    else
-      store(&result[c], load(values + c, Part{(int)(count - c)}), Part{(int)(count - c)});
-  }
-  return result;
-}
-
-template <class T>
-void narrowed(const float* values, int64_t count, T* target) {
-  along_row(count, [&](int64_t c, auto lanes, int) { store(target + c, load(values + c, lanes), lanes); });
-}
-
-// A row in float32 with room for whole vectors.
-std::vector<float> row_buffer(int64_t columns) { return std::vector<float>((columns + LANES - 1) / LANES * LANES); }
 
 // ----------------------------------------------------------------------------------------------- column sums
 constexpr int64_t BLOCKS = 64;
@@ -56,31 +36,6 @@ template <class L>
 BERT_INLINE void add_to(float* sums, Vector value, L lanes) {
   store(sums, load(sums, lanes) + value, lanes);
 }
-
-// --------------------------------------------------------------------------------------------------- dropout
-uint32_t mix_one(uint32_t x) {
-  x = (x ^ (x >> 16)) * 0x85ebca6bu;
-  x = (x ^ (x >> 13)) * 0xc2b2ae35u;
-  return x ^ (x >> 16);
-}
-
-// The factors, 0 or scale, of the elements first, first + 1, ... of an example.
-class Factors {
- public:
-  Factors(const Draw& draw, int64_t example, uint32_t first)
-      : start_(mix_one(draw.seed + draw.first_row + (uint32_t)example) + first * ELEMENT + lane_numbers() * ELEMENT),
-        threshold_(all_bits(draw.threshold)),
-        scale_(all(draw.scale)) {}
-
-  BERT_INLINE Vector at(int64_t element) const {
-    const Bits kept = (Bits)(mix(start_ + (uint32_t)element * ELEMENT) >= threshold_);
-    return (Vector)((Bits)scale_ & kept);
-  }
-
- private:
-  Bits start_, threshold_;
-  Vector scale_;
-};
 
 // ------------------------------------------------------------------------------------------------------ gelu
 // The normal distribution function at x and its slope times x: gelu(x) = x below, gelu'(x) = below + slope.
@@ -172,7 +127,7 @@ void gelu_grad_rows(const Parallel& parallel, int64_t rows, int64_t columns, con
 
 // ------------------------------------------------------------------------------------------------- layer norm
 template <class T, bool ADD, bool DROP>
-void layer_norm_rows(const Parallel& parallel, int64_t rows, int64_t columns, int64_t length, const Draw& draw,
+void layer_norm_rows(const Parallel& parallel, int64_t rows, int64_t columns, Places places, const Draw& draw,
                      const T* x, const T* bias, const T* residual, const float* gamma, const float* beta, T* y, T* s,
                      float* mean, float* rstd) {
   const std::vector<float> bias32 = ADD ? widened(bias, columns) : std::vector<float>();
@@ -181,7 +136,7 @@ void layer_norm_rows(const Parallel& parallel, int64_t rows, int64_t columns, in
     float* sums = buffer.data();
     for (int64_t r = begin; r < end; r++) {
       const int64_t row = r * columns;
-      const Factors factors(draw, r / length, (uint32_t)(r % length * columns));
+      const Factors factors = DROP ? row_factors(draw, places, r, columns) : Factors(draw, 0, 0);
       Sum total, squares;
       along_row(columns, [&](int64_t c, auto lanes, int k) {
         Vector v = load(x + row + c, lanes);
@@ -210,7 +165,7 @@ void layer_norm_rows(const Parallel& parallel, int64_t rows, int64_t columns, in
 }
 
 template <class T, bool DROP>
-void layer_norm_grad_rows(const Parallel& parallel, int64_t rows, int64_t columns, int64_t length, const Draw& draw,
+void layer_norm_grad_rows(const Parallel& parallel, int64_t rows, int64_t columns, Places places, const Draw& draw,
                           const T* dy, const T* s, const float* mean, const float* rstd, const float* gamma, T* dx,
                           T* ds, float* dgamma, float* dbeta, T* dbias) {
   const auto block = [&](int64_t begin, int64_t end, float* sums) {
@@ -219,7 +174,7 @@ void layer_norm_grad_rows(const Parallel& parallel, int64_t rows, int64_t column
     float *normed = first.data(), *scaled = second.data();
     for (int64_t r = begin; r < end; r++) {
       const int64_t row = r * columns;
-      const Factors factors(draw, r / length, (uint32_t)(r % length * columns));
+      const Factors factors = DROP ? row_factors(draw, places, r, columns) : Factors(draw, 0, 0);
       const float m = mean[r], scale = rstd[r];
       Sum total, products;
       along_row(columns, [&](int64_t c, auto lanes, int k) {
@@ -251,9 +206,6 @@ void layer_norm_grad_rows(const Parallel& parallel, int64_t rows, int64_t column
 }
 
 // -------------------------------------------------------------------------------------------------- attention
-// ops._score_elements
-uint32_t first_score(int64_t head, int64_t query) { return (uint32_t)((head << 22) + (query << 11)); }
-
 template <class T, bool DROP>
 void attention_rows(const Parallel& parallel, ScoreShape shape, float scale, const Draw& draw, const T* scores,
                     const float* mask, T* p, T* dropped) {
@@ -341,21 +293,21 @@ void gelu_grad(const Parallel& parallel, int64_t rows, int64_t columns, bool erf
 }
 
 template <class T>
-void layer_norm(const Parallel& parallel, int64_t rows, int64_t columns, int64_t length, const Draw& draw, const T* x,
+void layer_norm(const Parallel& parallel, int64_t rows, int64_t columns, Places places, const Draw& draw, const T* x,
                 const T* bias, const T* residual, const float* gamma, const float* beta, T* y, T* s, float* mean,
                 float* rstd) {
   const auto function = !residual        ? layer_norm_rows<T, false, false>
                         : draw.threshold ? layer_norm_rows<T, true, true>
                                          : layer_norm_rows<T, true, false>;
-  function(parallel, rows, columns, length, draw, x, bias, residual, gamma, beta, y, s, mean, rstd);
+  function(parallel, rows, columns, places, draw, x, bias, residual, gamma, beta, y, s, mean, rstd);
 }
 
 template <class T>
-void layer_norm_grad(const Parallel& parallel, int64_t rows, int64_t columns, int64_t length, const Draw& draw,
+void layer_norm_grad(const Parallel& parallel, int64_t rows, int64_t columns, Places places, const Draw& draw,
                      const T* dy, const T* s, const float* mean, const float* rstd, const float* gamma, T* dx, T* ds,
                      float* dgamma, float* dbeta, T* dbias) {
   const auto function = draw.threshold ? layer_norm_grad_rows<T, true> : layer_norm_grad_rows<T, false>;
-  function(parallel, rows, columns, length, draw, dy, s, mean, rstd, gamma, dx, ds, dgamma, dbeta, dbias);
+  function(parallel, rows, columns, places, draw, dy, s, mean, rstd, gamma, dx, ds, dgamma, dbeta, dbias);
 }
 
 template <class T>
@@ -409,15 +361,13 @@ void split_heads_grad(const Parallel& parallel, HeadShape shape, Three<const T> 
 }
 
 template <class T>
-void dropout(const Parallel& parallel, int64_t batch, int64_t columns, const Draw& draw, const T* x, T* y) {
-  constexpr int64_t PIECE = 1024;  // an example may be a whole batch's work
-  const int64_t pieces = (columns + PIECE - 1) / PIECE;
-  parallel(batch * pieces, PIECE, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; i++) {
-      const int64_t example = i / pieces, first = i % pieces * PIECE, offset = example * columns + first;
-      const Factors factors(draw, example, (uint32_t)first);
-      along_row(std::min(PIECE, columns - first), [&](int64_t c, auto lanes, int) {
-        store(y + offset + c, load(x + offset + c, lanes) * factors.at(c), lanes);
+void dropout(const Parallel& parallel, int64_t rows, int64_t columns, Places places, const Draw& draw, const T* x,
+             T* y) {
+  parallel(rows, columns, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; r++) {
+      const Factors factors = row_factors(draw, places, r, columns);
+      along_row(columns, [&](int64_t c, auto lanes, int) {
+        store(y + r * columns + c, load(x + r * columns + c, lanes) * factors.at(c), lanes);
       });
     }
   });
@@ -426,15 +376,15 @@ void dropout(const Parallel& parallel, int64_t batch, int64_t columns, const Dra
 #define BERT_INSTANCES(T)                                                                                             \
   template void gelu(const Parallel&, int64_t, int64_t, bool, const T*, const T*, T*);                                \
   template void gelu_grad(const Parallel&, int64_t, int64_t, bool, const T*, const T*, const T*, T*, T*);             \
-  template void layer_norm(const Parallel&, int64_t, int64_t, int64_t, const Draw&, const T*, const T*, const T*,     \
+  template void layer_norm(const Parallel&, int64_t, int64_t, Places, const Draw&, const T*, const T*, const T*,      \
                            const float*, const float*, T*, T*, float*, float*);                                       \
-  template void layer_norm_grad(const Parallel&, int64_t, int64_t, int64_t, const Draw&, const T*, const T*,          \
+  template void layer_norm_grad(const Parallel&, int64_t, int64_t, Places, const Draw&, const T*, const T*,           \
                                 const float*, const float*, const float*, T*, T*, float*, float*, T*);                \
   template void attention(const Parallel&, ScoreShape, float, const Draw&, const T*, const float*, T*, T*);           \
   template void attention_grad(const Parallel&, ScoreShape, float, const Draw&, const T*, const T*, T*);              \
   template void split_heads(const Parallel&, HeadShape, const T*, const T*, Three<T>);                                \
   template void split_heads_grad(const Parallel&, HeadShape, Three<const T>, T*, T*);                                 \
-  template void dropout(const Parallel&, int64_t, int64_t, const Draw&, const T*, T*);
+  template void dropout(const Parallel&, int64_t, int64_t, Places, const Draw&, const T*, T*);
 BERT_INSTANCES(float)
 BERT_INSTANCES(bfloat16)
 

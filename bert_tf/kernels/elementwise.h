@@ -22,6 +22,11 @@ struct float16 {
 using Body = std::function<void(int64_t begin, int64_t end)>;
 using Parallel = std::function<void(int64_t total, int64_t cost, const Body& body)>;
 
+// Which token of which sequence each row is (ops.Places); read where there is dropout only.
+struct Places {
+  const int32_t *example, *position;
+};
+
 // A dropout: ops._dropout_scale with threshold = rate * 2^32 and scale = 1 / (1 - rate). threshold 0: no dropout.
 struct Draw {
   uint32_t seed = 0, first_row = 0, threshold = 0;
@@ -36,14 +41,14 @@ void gelu_grad(const Parallel&, int64_t rows, int64_t columns, bool erf, const T
                T* dbias);
 
 // [rows, columns]: s = residual + dropout(x + bias), or x alone where residual is null; y = layer norm of s.
-// `length` rows are an example. s, mean and rstd [rows] may be null.
+// s, mean and rstd [rows] may be null.
 template <class T>
-void layer_norm(const Parallel&, int64_t rows, int64_t columns, int64_t length, const Draw&, const T* x, const T* bias,
+void layer_norm(const Parallel&, int64_t rows, int64_t columns, Places, const Draw&, const T* x, const T* bias,
                 const T* residual, const float* gamma, const float* beta, T* y, T* s, float* mean, float* rstd);
 // dx is not written without dropout (it is ds then).
 template <class T>
-void layer_norm_grad(const Parallel&, int64_t rows, int64_t columns, int64_t length, const Draw&, const T* dy,
-                     const T* s, const float* mean, const float* rstd, const float* gamma, T* dx, T* ds, float* dgamma,
+void layer_norm_grad(const Parallel&, int64_t rows, int64_t columns, Places, const Draw&, const T* dy, const T* s,
+                     const float* mean, const float* rstd, const float* gamma, T* dx, T* ds, float* dgamma,
                      float* dbeta, T* dbias);
 
 // [batch, heads, queries, keys]: p = softmax(scores * scale + mask), mask [batch, keys]; dropped = dropout(p), written
@@ -68,8 +73,8 @@ void split_heads(const Parallel&, HeadShape, const T* x, const T* bias, Three<T>
 template <class T>
 void split_heads_grad(const Parallel&, HeadShape, Three<const T> dparts, T* dx, T* dbias);
 
-// y = dropout(x), [batch, columns].
+// y = dropout(x), [rows, columns].
 template <class T>
-void dropout(const Parallel&, int64_t batch, int64_t columns, const Draw&, const T* x, T* y);
+void dropout(const Parallel&, int64_t rows, int64_t columns, Places, const Draw&, const T* x, T* y);
 
 }  // namespace bert

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "elementwise.h"  // bfloat16, float16
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
@@ -192,6 +193,26 @@ struct Sum {
   Vector parts[ACCUMULATORS] = {};
   BERT_INLINE float total() const { return sum((parts[0] + parts[1]) + (parts[2] + parts[3])); }
 };
+
+template <class T>
+std::vector<float> widened(const T* values, int64_t count) {
+  std::vector<float> result(count);
+  for (int64_t c = 0; c < count; c += LANES) {
+    if (c + LANES <= count)
+      store(&result[c], load(values + c, All{}), All{});
+    else
+      store(&result[c], load(values + c, Part{(int)(count - c)}), Part{(int)(count - c)});
+  }
+  return result;
+}
+
+template <class T>
+void narrowed(const float* values, int64_t count, T* target) {
+  along_row(count, [&](int64_t c, auto lanes, int) { store(target + c, load(values + c, lanes), lanes); });
+}
+
+// A row in float32 with room for whole vectors.
+inline std::vector<float> row_buffer(int64_t columns) { return std::vector<float>((columns + LANES - 1) / LANES * LANES); }
 
 // ---------------------------------------------------------------------------------------------- functions
 // How exact a function has to be: to the last bits of float32, or well below half a unit of bfloat16.

@@ -1,4 +1,4 @@
-// The functions of elementwise.h and optimizer.h as TensorFlow operations for CPUs, on TensorFlow's own threads; ops.py
+// The functions of elementwise.h, attention.h and optimizer.h as TensorFlow operations for CPUs, on TensorFlow's own threads; ops.py
 // (with their gradients) and optimization.py say what they compute. Shapes: see elementwise.h.
 //
 // Outputs take the memory of an input that nobody else needs, which spares a pass through memory.
@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "attention.h"
 #include "elementwise.h"
 #include "optimizer.h"
 #include "tensorflow/core/framework/op.h"
@@ -81,6 +82,7 @@ Status rows_each(OpKernelContext* context, int batch_input, int64_t rows, int64_
   return absl::OkStatus();
 }
 
+#define PLACES Input("example: int32").Input("position: int32")
 #define SIGNATURE_OF_DROPOUT                                                                           \
   Input("seed: uint32").Input("first_row: uint32").Attr("threshold: int = 0").Attr("keep_scale: float = 1.0")
 
@@ -93,6 +95,12 @@ class DropoutKernel : public OpKernel {
 
  protected:
   bool drops() const { return threshold_ > 0; }
+  // The two inputs from `first` on, of one element a row; without dropout they are not looked at.
+  Status places(OpKernelContext* context, int first, int64_t rows, bert::Places* places) const {
+    if (drops()) TF_RETURN_IF_ERROR(check_sizes(context, first, 2, rows));
+    *places = {context->input(first).flat<int32_t>().data(), context->input(first + 1).flat<int32_t>().data()};
+    return absl::OkStatus();
+  }
   bert::Draw draw(OpKernelContext* context, int seed_input) const {
     return {context->input(seed_input).scalar<uint32_t>()(), context->input(seed_input + 1).scalar<uint32_t>()(),
             static_cast<uint32_t>(threshold_), scale_};
@@ -205,8 +213,7 @@ REGISTER_OP("BertAddLayerNorm")
     .Input("residual: T")
     .Input("gamma: float")
     .Input("beta: float")
-    .Input("batch: int32")
-    .SIGNATURE_OF_DROPOUT.Output("y: T")
+    .PLACES.SIGNATURE_OF_DROPOUT.Output("y: T")
     .Output("s: T")
     .Output("mean: float")
     .Output("rstd: float")
@@ -222,8 +229,7 @@ REGISTER_OP("BertAddLayerNormGrad")
     .Input("mean: float")
     .Input("rstd: float")
     .Input("gamma: float")
-    .Input("batch: int32")
-    .SIGNATURE_OF_DROPOUT.Output("dx: T")
+    .PLACES.SIGNATURE_OF_DROPOUT.Output("dx: T")
     .Output("ds: T")
     .Output("dgamma: float")
     .Output("dbeta: float")
@@ -248,7 +254,7 @@ class LayerNorm : public OpKernel {
     OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({0}, 0, shape, &y));
     OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({rows, 1}), &mean));
     OP_REQUIRES_OK(context, context->allocate_output(2, TensorShape({rows, 1}), &rstd));
-    bert::layer_norm<Raw<T>>(parallel(context), rows, columns, rows, {}, x, nullptr, nullptr, in<float>(context, 1),
+    bert::layer_norm<Raw<T>>(parallel(context), rows, columns, {}, {}, x, nullptr, nullptr, in<float>(context, 1),
                              in<float>(context, 2), data<T>(y), nullptr, data<float>(mean), data<float>(rstd));
   }
 };
@@ -264,12 +270,12 @@ class AddLayerNorm : public DropoutKernel {
     OP_REQUIRES_OK(context, check_rank(context, 0, 2));
     const TensorShape shape = context->input(0).shape();
     const int64_t rows = shape.dim_size(0), columns = shape.dim_size(1);
-    int64_t length;
+    bert::Places where;
     OP_REQUIRES_OK(context, check_sizes(context, 1, 1, columns));
     OP_REQUIRES_OK(context, check_sizes(context, 2, 1, shape.num_elements()));
     OP_REQUIRES_OK(context, check_sizes(context, 3, 2, columns));
-    OP_REQUIRES_OK(context, rows_each(context, 5, rows, &length));
-    OP_REQUIRES_OK(context, check_scalars(context, 6, 2));
+    OP_REQUIRES_OK(context, places(context, 5, rows, &where));
+    OP_REQUIRES_OK(context, check_scalars(context, 7, 2));
     const Raw<T>*x = in<T>(context, 0), *residual = in<T>(context, 2);
     const TensorShape empty({0}), moment({rows, 1});
     Tensor *y, *s, *mean, *rstd;
@@ -280,7 +286,7 @@ class AddLayerNorm : public DropoutKernel {
       OP_REQUIRES_OK(context, context->allocate_output(1, empty, &s));
     OP_REQUIRES_OK(context, context->allocate_output(2, keep_ ? moment : empty, &mean));
     OP_REQUIRES_OK(context, context->allocate_output(3, keep_ ? moment : empty, &rstd));
-    bert::layer_norm<Raw<T>>(parallel(context), rows, columns, length, draw(context, 6), x, in<T>(context, 1),
+    bert::layer_norm<Raw<T>>(parallel(context), rows, columns, where, draw(context, 7), x, in<T>(context, 1),
                              residual, in<float>(context, 3), in<float>(context, 4), data<T>(y),
                              keep_ ? data<T>(s) : nullptr, keep_ ? data<float>(mean) : nullptr,
                              keep_ ? data<float>(rstd) : nullptr);
@@ -299,12 +305,12 @@ class AddLayerNormGrad : public DropoutKernel {
     OP_REQUIRES_OK(context, check_rank(context, 0, 2));
     const TensorShape shape = context->input(0).shape(), columns_shape({shape.dim_size(1)});
     const int64_t rows = shape.dim_size(0), columns = shape.dim_size(1);
-    int64_t length;
+    bert::Places where;
     OP_REQUIRES_OK(context, check_sizes(context, 1, 1, shape.num_elements()));
     OP_REQUIRES_OK(context, check_sizes(context, 2, 2, rows));
     OP_REQUIRES_OK(context, check_sizes(context, 4, 1, columns));
-    OP_REQUIRES_OK(context, rows_each(context, 5, rows, &length));
-    OP_REQUIRES_OK(context, check_scalars(context, 6, 2));
+    OP_REQUIRES_OK(context, places(context, 5, rows, &where));
+    OP_REQUIRES_OK(context, check_scalars(context, 7, 2));
     const Raw<T>*dy = in<T>(context, 0), *s = in<T>(context, 1);
     Tensor *dx, *ds, *dgamma, *dbeta, *dbias;
     OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({0}, 1, shape, &ds));
@@ -317,7 +323,7 @@ class AddLayerNormGrad : public DropoutKernel {
     OP_REQUIRES_OK(context, context->allocate_output(2, columns_shape, &dgamma));
     OP_REQUIRES_OK(context, context->allocate_output(3, columns_shape, &dbeta));
     OP_REQUIRES_OK(context, context->allocate_output(4, columns_shape, &dbias));
-    bert::layer_norm_grad(parallel(context), rows, columns, length, draw(context, 6), dy, s, in<float>(context, 2),
+    bert::layer_norm_grad(parallel(context), rows, columns, where, draw(context, 7), dy, s, in<float>(context, 2),
                           in<float>(context, 3), in<float>(context, 4), data<T>(dx), data<T>(ds), data<float>(dgamma),
                           data<float>(dbeta), data<T>(dbias));
   }
@@ -398,6 +404,125 @@ class AttentionGrad : public AttentionKernel {
   }
 };
 REGISTER_FOR_BOTH("BertAttentionGrad", AttentionGrad)
+
+REGISTER_OP("BertPackedAttention")
+    .Input("x: T")
+    .Input("bias: T")
+    .Input("starts: int32")
+    .Input("lengths: int32")
+    .SIGNATURE_OF_DROPOUT.Output("context: T")
+    .Output("log_sum: float")
+    .TYPES.Attr("heads: int >= 1")
+    .Attr("scale: float")
+    .SetShapeFn([](InferenceContext* c) {
+      int heads;
+      TF_RETURN_IF_ERROR(c->GetAttr("heads", &heads));
+      ShapeHandle x;
+      DimensionHandle hidden;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &x));
+      TF_RETURN_IF_ERROR(c->Divide(c->Dim(x, 1), 3, true, &hidden));
+      c->set_output(0, c->Matrix(c->Dim(x, 0), hidden));
+      c->set_output(1, c->Matrix(c->MakeDim(heads), c->Dim(x, 0)));
+      return absl::OkStatus();
+    });
+REGISTER_OP("BertPackedAttentionGrad")
+    .Input("dcontext: T")
+    .Input("x: T")
+    .Input("bias: T")
+    .Input("context: T")
+    .Input("log_sum: float")
+    .Input("starts: int32")
+    .Input("lengths: int32")
+    .SIGNATURE_OF_DROPOUT.Output("dx: T")
+    .Output("dbias: T")
+    .TYPES.Attr("heads: int >= 1")
+    .Attr("scale: float")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(1));
+      c->set_output(1, c->input(2));
+      return absl::OkStatus();
+    });
+
+class PackedAttentionKernel : public AttentionKernel {
+ public:
+  explicit PackedAttentionKernel(OpKernelConstruction* construction) : AttentionKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("heads", &heads_));
+  }
+
+ protected:
+  // The shape of x [tokens, 3H] and its bias, which are inputs `first` and `first` + 1.
+  Status heads_shape(OpKernelContext* context, int first, bert::HeadsShape* shape) const {
+    TF_RETURN_IF_ERROR(check_rank(context, first, 2));
+    const int64_t columns = context->input(first).dim_size(1);
+    TF_RETURN_IF_ERROR(check_sizes(context, first + 1, 1, columns));
+    if (columns % (3 * heads_))
+      return absl::InvalidArgumentError(
+          absl::StrCat(columns, " columns are not 3 times ", heads_, " heads of equal size"));
+    *shape = {context->input(first).dim_size(0), heads_, columns / (3 * heads_)};
+    return absl::OkStatus();
+  }
+  // Inputs `first` and `first` + 1: where the sequences begin and how long they are.
+  static Status spans(OpKernelContext* context, int first, int64_t tokens, bert::Spans* spans) {
+    const int64_t count = context->input(first).NumElements();
+    TF_RETURN_IF_ERROR(check_sizes(context, first + 1, 1, count));
+    *spans = {count, context->input(first).flat<int32_t>().data(), context->input(first + 1).flat<int32_t>().data()};
+    std::vector<char> used(tokens);
+    for (int64_t i = 0; i < count; i++) {
+      const int64_t start = spans->starts[i], length = spans->lengths[i];
+      if (start < 0 || length < 0 || start + length > tokens ||
+          std::count(used.begin() + start, used.begin() + start + length, 1))
+        return absl::InvalidArgumentError(absl::StrCat("sequence ", i, " of ", length, " tokens from ", start,
+                                                       " on overlaps another or lies outside of ", tokens));
+      std::fill_n(used.begin() + start, length, 1);
+    }
+    return absl::OkStatus();
+  }
+  int64_t heads_;
+};
+
+template <class T>
+class PackedAttention : public PackedAttentionKernel {
+ public:
+  using PackedAttentionKernel::PackedAttentionKernel;
+  void Compute(OpKernelContext* context) override {
+    bert::HeadsShape shape;
+    bert::Spans where;
+    OP_REQUIRES_OK(context, heads_shape(context, 0, &shape));
+    OP_REQUIRES_OK(context, spans(context, 2, shape.tokens, &where));
+    OP_REQUIRES_OK(context, check_scalars(context, 4, 2));
+    Tensor *result, *log_sum;
+    OP_REQUIRES_OK(context,
+                   context->allocate_output(0, TensorShape({shape.tokens, shape.heads * shape.depth}), &result));
+    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({shape.heads, shape.tokens}), &log_sum));
+    bert::packed_attention(parallel(context), shape, where, scale_, draw(context, 4), in<T>(context, 0),
+                           in<T>(context, 1), data<T>(result), data<float>(log_sum));
+  }
+};
+REGISTER_FOR_BOTH("BertPackedAttention", PackedAttention)
+
+template <class T>
+class PackedAttentionGrad : public PackedAttentionKernel {
+ public:
+  using PackedAttentionKernel::PackedAttentionKernel;
+  void Compute(OpKernelContext* context) override {
+    bert::HeadsShape shape;
+    bert::Spans where;
+    OP_REQUIRES_OK(context, heads_shape(context, 1, &shape));
+    const int64_t hidden = shape.heads * shape.depth;
+    OP_REQUIRES_OK(context, check_sizes(context, 0, 1, shape.tokens * hidden));
+    OP_REQUIRES_OK(context, check_sizes(context, 3, 1, shape.tokens * hidden));
+    OP_REQUIRES_OK(context, check_sizes(context, 4, 1, shape.tokens * shape.heads));
+    OP_REQUIRES_OK(context, spans(context, 5, shape.tokens, &where));
+    OP_REQUIRES_OK(context, check_scalars(context, 7, 2));
+    Tensor *dx, *dbias;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({shape.tokens, 3 * hidden}), &dx));
+    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({3 * hidden}), &dbias));
+    bert::packed_attention_grad(parallel(context), shape, where, scale_, draw(context, 7), in<T>(context, 0),
+                                in<T>(context, 1), in<T>(context, 2), in<T>(context, 3), in<float>(context, 4),
+                                data<T>(dx), data<T>(dbias));
+  }
+};
+REGISTER_FOR_BOTH("BertPackedAttentionGrad", PackedAttentionGrad)
 
 // ----------------------------------------------------------------------------------------------------- heads
 REGISTER_OP("BertSplitHeads")
@@ -490,7 +615,7 @@ REGISTER_FOR_BOTH("BertSplitHeadsGrad", SplitHeadsGrad)
 // --------------------------------------------------------------------------------------------------- dropout
 REGISTER_OP("BertDropout")
     .Input("x: T")
-    .SIGNATURE_OF_DROPOUT.Output("y: T")
+    .PLACES.SIGNATURE_OF_DROPOUT.Output("y: T")
     .TYPES.SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->input(0));
       return absl::OkStatus();
@@ -502,12 +627,14 @@ class Dropout : public DropoutKernel {
   using DropoutKernel::DropoutKernel;
   void Compute(OpKernelContext* context) override {
     OP_REQUIRES_OK(context, check_rank(context, 0, 2));
-    OP_REQUIRES_OK(context, check_scalars(context, 1, 2));
     const TensorShape shape = context->input(0).shape();
+    bert::Places where;
+    OP_REQUIRES_OK(context, places(context, 1, shape.dim_size(0), &where));
+    OP_REQUIRES_OK(context, check_scalars(context, 3, 2));
     const Raw<T>* x = in<T>(context, 0);
     Tensor* y;
     OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({0}, 0, shape, &y));
-    bert::dropout(parallel(context), shape.dim_size(0), shape.dim_size(1), draw(context, 1), x, data<T>(y));
+    bert::dropout(parallel(context), shape.dim_size(0), shape.dim_size(1), where, draw(context, 3), x, data<T>(y));
   }
 };
 REGISTER_FOR_BOTH("BertDropout", Dropout)

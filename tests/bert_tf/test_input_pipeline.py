@@ -14,6 +14,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 tf = pytest.importorskip("tensorflow")
 
 from bert_tf.input_pipeline import Batch, PretrainingRecords, _prefetched, permutation  # noqa: E402
+from bert_tf.ops import NOT_PACKED  # noqa: E402
 from bert_tf.records import PretrainingExample, encode_example, write_tfrecord  # noqa: E402
 from runkit.errors import UserError  # noqa: E402
 from runkit.files import write_json  # noqa: E402
@@ -78,10 +79,11 @@ def records(folder, seed: int = 1) -> PretrainingRecords:
 
 def test_batch_has_the_schema(folder):
     (batch, *_) = list(records(folder).evaluation_batches(27))
-    assert Batch._fields == (*PretrainingExample._fields[:6], "next_sentence_labels")
-    for name, value in batch._asdict().items():
+    assert Batch._fields == (*PretrainingExample._fields[:6], "next_sentence_labels", "packing")
+    assert batch.packing == NOT_PACKED and int(batch.examples) == 27
+    for name, value in list(batch._asdict().items())[:7]:
         assert value.dtype == (tf.float32 if name == "masked_lm_weights" else tf.int32), name
-    assert [value.shape for value in batch] == [(27, S)] * 3 + [(27, P)] * 3 + [(27,)]
+    assert [value.shape for value in batch[:7]] == [(27, S)] * 3 + [(27, P)] * 3 + [(27,)]
     ids = batch.input_ids.numpy()
     assert sorted(ids[:, 0]) == list(range(27))
     for row, number in enumerate(ids[:, 0]):

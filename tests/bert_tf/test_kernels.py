@@ -24,9 +24,15 @@ def normal(*shape, seed, dtype):
     return tf.cast(np.random.default_rng(seed).normal(size=shape), dtype)
 
 
+def places(batch: int, length: int) -> ops.Places:
+    """Of rows without packing."""
+    index = np.arange(batch * length, dtype=np.int32)
+    return ops.Places(tf.constant(index // length), tf.constant(index % length))
+
+
 def every_op(batch: int, length: int, heads: int, depth: int, dtype: tf.DType) -> dict[str, np.ndarray]:
     """Values and gradients of all ops at one shape, as float32."""
-    rows, size = batch * length, heads * depth
+    rows, size, where = batch * length, heads * depth, places(batch, length)
     draw = iter(range(1000))
 
     def x(*shape):
@@ -42,15 +48,34 @@ def every_op(batch: int, length: int, heads: int, depth: int, dtype: tf.DType) -
         "gelu_exact": (ops.gelu_exact, wide),
         "layer_norm": (ops.layer_norm, (hidden[0], gamma, beta)),
         "split_heads": (lambda *t: tf.stack(ops.split_heads(*t, tf.constant(batch), heads)), wide),
-        "dropout": (lambda t: ops.dropout(t, KEY, 1, 0.3), (x(batch, length * size),)),
+        "dropout": (lambda t: ops.dropout(t, where, KEY, 1, 0.3), (x(rows, size),)),
     }
     for name, key in (("", None), (" with dropout", KEY)):
         cases["add_layer_norm" + name] = (
-            lambda *t, key=key: ops.add_layer_norm(*t, key, tf.constant(batch), 2, 0.3),
+            lambda *t, key=key: ops.add_layer_norm(*t, where, key, 2, 0.3),
             of_sum,
         )
-        cases["attention" + name] = (lambda t, key=key: ops.attention_probabilities(t, mask, 0.3, key, 3, 0.3), scores)
+        cases["attention" + name] = (
+            lambda t, key=key: ops.attention_probabilities(t, mask, 0.3, where, key, 3, 0.3),
+            scores,
+        )
     results = {}
+    lengths = np.maximum(1, length - 3 * np.arange(batch, dtype=np.int32))  # of sequences in rows of `length` tokens
+    beyond = np.arange(length) >= lengths[:, None]
+    example = np.where(beyond, -1, np.arange(batch)[:, None]).astype(np.int32)
+    packing = ops.Packing(
+        tf.constant(example),
+        tf.constant(np.where(beyond, 0, np.arange(length)).astype(np.int32)),
+        tf.constant(np.arange(batch, dtype=np.int32) * length),
+        tf.constant(lengths),
+    )
+    layout = ops.layout(tf.constant((~beyond).astype(np.int32)), packing, dtype)
+    real = tf.constant(~beyond.reshape(-1, 1), tf.float32)
+    for name, key in (("", None), (" with dropout", KEY)):
+        cases["packed attention" + name] = (
+            lambda *t, key=key: ops.attention(*t, layout, heads, key, 3, 0.3) * tf.cast(real, dtype),
+            (x(rows, 3 * size), x(3 * size)),
+        )
     for name, (function, inputs) in cases.items():
         with tf.GradientTape() as tape:
             tape.watch(inputs)
@@ -108,12 +133,13 @@ def test_gelu_far_out(dtype):
 @needs_kernels
 def test_dropped_units_are_the_same():
     def masks():
-        hidden = ops.dropout(tf.ones([4, 5000]), KEY, 9, 0.1)
+        hidden = ops.dropout(tf.ones([4, 5000]), ops.first_tokens(4), KEY, 9, 0.1)
         # A residual of zero and a branch of ones: what is kept is above the mean, what is dropped below it.
         rows = tf.ones([4 * 7, 300])
         zeros, ones = tf.zeros([300]), tf.ones([300])
-        normed = ops.add_layer_norm(rows, zeros, tf.zeros_like(rows), ones, zeros, KEY, tf.constant(4), 8, 0.1) > 0
-        scores = ops.attention_probabilities(tf.zeros([4, 12, 37, 37]), tf.zeros([4, 1, 1, 37]), 1.0, KEY, 7, 0.1) > 0
+        normed = ops.add_layer_norm(rows, zeros, tf.zeros_like(rows), ones, zeros, places(4, 7), KEY, 8, 0.1) > 0
+        equal, mask = tf.zeros([4, 12, 37, 37]), tf.zeros([4, 1, 1, 37])
+        scores = ops.attention_probabilities(equal, mask, 1.0, places(4, 37), KEY, 7, 0.1) > 0
         return [hidden.numpy(), normed.numpy(), scores.numpy()]
 
     with ops.inside_xla():
@@ -131,9 +157,11 @@ def test_shapes_that_are_not_known_beforehand():
         three = ops.split_heads(x, tf.zeros([24]), batch, 2)
         scores = tf.matmul(three[0], three[1], transpose_b=True)
         mask = tf.zeros([batch, 1, 1, tf.shape(x)[0] // batch])
-        p = ops.attention_probabilities(scores, mask, 1.0, KEY, 1, 0.1)
+        length = tf.shape(x)[0] // batch
+        where = ops.Places(tf.range(tf.shape(x)[0]) // length, tf.range(tf.shape(x)[0]) % length)
+        p = ops.attention_probabilities(scores, mask, 1.0, where, KEY, 1, 0.1)
         zeros, ones = tf.zeros([24]), tf.ones([24])
-        y = ops.add_layer_norm(x, zeros, ops.gelu(x, zeros), ones, zeros, KEY, batch, 2, 0.1)
+        y = ops.add_layer_norm(x, zeros, ops.gelu(x, zeros), ones, zeros, where, KEY, 2, 0.1)
         seen.extend(tensor.shape.as_list() for tensor in (three[0], p, y))
         return p, y
 
@@ -157,7 +185,16 @@ def test_shapes_that_do_not_fit():
     with pytest.raises(tf.errors.InvalidArgumentError, match="input 1 has 23 elements, expected 24"):
         ops.gelu(x, tf.zeros([23]))
     with pytest.raises(tf.errors.InvalidArgumentError, match="input 1 has 3 elements, expected 6"):
-        ops.attention_probabilities(tf.ones([2, 1, 3, 3]), tf.zeros([1, 1, 1, 3]), 1.0, None, 1, 0.1)
+        ops.attention_probabilities(tf.ones([2, 1, 3, 3]), tf.zeros([1, 1, 1, 3]), 1.0, places(2, 3), None, 1, 0.1)
+
+
+@needs_kernels
+@pytest.mark.parametrize("starts, lengths", [([0, 2], [3, 3]), ([0, 3], [3, 4]), ([-1], [2]), ([4], [-1])])
+def test_sequences_that_overlap_or_lie_outside(starts, lengths):
+    nowhere = tf.zeros([6], tf.int32)
+    layout = ops.Layout(ops.Places(nowhere, nowhere), nowhere, None, tf.constant(starts), tf.constant(lengths))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="overlaps another or lies outside of 6"):
+        ops.attention(tf.ones([6, 24]), tf.zeros([24]), layout, 2, None, 1, 0.1)
 
 
 @needs_kernels

@@ -159,7 +159,7 @@ def test_padding_does_not_change_a_sequence():
     bert = perturbed_model(SMALL)
     weights = ComputeWeights(bert.variables, tf.float32)
     batch = make_batch(batch=1, length=12)
-    longer = Batch(*(tf.pad(t, [[0, 0], [0, 9]]) for t in batch[:3]), *batch[3:])
+    longer = Batch(*(tf.pad(t, [[0, 0], [0, 9]]) for t in batch[:3]), *batch[3:7])
     for short, long in zip(bert(batch, weights), bert(longer, weights), strict=True):
         np.testing.assert_allclose(short, long, atol=2e-5)
 

@@ -28,6 +28,12 @@ def normal(*shape, seed=0, dtype=tf.float32):
     return tf.cast(np.random.default_rng(seed).normal(size=shape), dtype)
 
 
+def places(batch: int, length: int) -> ops.Places:
+    """Of rows without packing."""
+    index = np.arange(batch * length, dtype=np.int32)
+    return ops.Places(tf.constant(index // length), tf.constant(index % length))
+
+
 def gradients(function, *inputs, upstream):
     with tf.GradientTape() as tape:
         tape.watch(inputs)
@@ -97,11 +103,11 @@ def test_add_layer_norm(dtype, rate):
     batch, site = 3, 4
     key, rate = (None, 0.1) if rate is None else (KEY, rate)  # without a key there is no dropout
     x, residual = normal(batch * 5, 24, dtype=dtype), normal(batch * 5, 24, seed=5, dtype=dtype)
-    ones = tf.ones([batch, 5 * 24])
-    scale = tf.cast(tf.reshape(ops.dropout(ones, key, site, rate), [batch * 5, 24]), tf.float64)
+    ones, where = tf.ones([batch * 5, 24]), places(batch, 5)
+    scale = tf.cast(ops.dropout(ones, where, key, site, rate), tf.float64)
 
     def op(x, bias, residual, gamma, beta):
-        return ops.add_layer_norm(x, bias, residual, gamma, beta, key, tf.constant(batch), site, rate)
+        return ops.add_layer_norm(x, bias, residual, gamma, beta, where, key, site, rate)
 
     def reference(x, bias, residual, gamma, beta):
         return layer_norm_reference(residual + (x + bias) * scale, gamma, beta)
@@ -116,11 +122,13 @@ def test_attention_probabilities(dtype, rate):
     shape, site = [2, 3, 6, 6], 9
     bias = tf.constant([[0.0] * 6, [0.0] * 4 + [-10000.0] * 2])[:, None, None, :]
     # Equal scores give every position 1/6, so that what is left shows the factors of dropout.
-    scale = tf.cast(6 * ops.attention_probabilities(tf.zeros(shape), 0.0 * bias, 0.125, KEY, site, rate), tf.float64)
+    where = places(2, 6)
+    equal = ops.attention_probabilities(tf.zeros(shape), 0.0 * bias, 0.125, where, KEY, site, rate)
+    scale = tf.cast(6 * equal, tf.float64)
     assert rate == 0.0 or set(np.unique(np.round(scale, 4))) == {0.0, 1.1111}
 
     def op(scores):
-        return ops.attention_probabilities(scores, bias, 0.125, KEY, site, rate)
+        return ops.attention_probabilities(scores, bias, 0.125, where, KEY, site, rate)
 
     def reference(scores):
         return tf.nn.softmax(scores * 0.125 + tf.cast(bias, tf.float64)) * scale
@@ -130,29 +138,29 @@ def test_attention_probabilities(dtype, rate):
 
 def test_padding_changes_no_dropout():
     """The same units are dropped however far a batch is padded: in hidden states and in attention."""
-    hidden = [ops.dropout(tf.ones([2, length * 5]), KEY, 3, 0.3).numpy() for length in (6, 8)]
-    np.testing.assert_array_equal(hidden[0], hidden[1][:, :30])
+    hidden = [ops.dropout(tf.ones([2 * n, 5]), places(2, n), KEY, 3, 0.3).numpy().reshape(2, n, 5) for n in (6, 8)]
+    np.testing.assert_array_equal(hidden[0], hidden[1][:, :6])
     bias = [tf.constant([[0.0] * 6 + [-10000.0] * more] * 2)[:, None, None, :] for more in (0, 2)]
     scores = normal(2, 3, 8, 8)
-    p = [ops.attention_probabilities(scores[..., :n, :n], b, 0.5, KEY, 4, 0.3).numpy()
+    p = [ops.attention_probabilities(scores[..., :n, :n], b, 0.5, places(2, n), KEY, 4, 0.3).numpy()
          for n, b in zip((6, 8), bias, strict=True)]  # fmt: skip
     np.testing.assert_allclose(p[0], p[1][..., :6, :6], rtol=1e-6)
 
 
 def test_padding_gets_no_attention():
     bias = tf.constant([0.0, 0.0, -10000.0])[None, None, None, :]
-    p = ops.attention_probabilities(normal(1, 1, 3, 3), bias, 1.0, None, 0, 0.1)
+    p = ops.attention_probabilities(normal(1, 1, 3, 3), bias, 1.0, places(1, 3), None, 0, 0.1)
     assert np.all(p.numpy()[..., 2] == 0) and np.allclose(p.numpy().sum(-1), 1)
 
 
 # ---------------------------------------------------------------------------------------------------- dropout
 def kept(shape, seed, first_row, site, rate=0.1):
     key = ops.DropoutKey(tf.constant(seed, tf.uint32), tf.constant(first_row, tf.uint32))
-    return ops.dropout(tf.ones(shape), key, site, rate).numpy() > 0
+    return ops.dropout(tf.ones(shape), ops.first_tokens(shape[0]), key, site, rate).numpy() > 0
 
 
 def test_dropout_keeps_the_expected_share_and_mean():
-    x = ops.dropout(tf.ones([64, 4096]), KEY, site=0, rate=0.1).numpy()
+    x = ops.dropout(tf.ones([64, 4096]), ops.first_tokens(64), KEY, site=0, rate=0.1).numpy()
     # 262,144 draws: the share's standard deviation is 0.0006.
     assert abs((x > 0).mean() - 0.9) < 0.003
     assert set(np.unique(x)) == {np.float32(0), np.float32(1 / 0.9)}
@@ -175,7 +183,7 @@ def test_dropout_depends_on_the_place_in_the_global_batch_only():
 
 def test_without_a_key_there_is_no_dropout():
     x = normal(3, 5)
-    assert ops.dropout(x, None, 0, 0.5) is x
+    assert ops.dropout(x, ops.first_tokens(3), None, 0, 0.5) is x
 
 
 # ------------------------------------------------------------------------------------------------- special values
@@ -203,16 +211,16 @@ def test_what_is_not_finite_stays_so_forward(bad, dtype):
         assert np.argwhere(~np.isfinite(tf.cast(y, tf.float32))).tolist() == [[3, 20]]
     for y in (
         ops.layer_norm(x, gamma, beta),
-        ops.add_layer_norm(x, bias, tf.zeros_like(x), gamma, beta, None, tf.constant(2), 1, 0.1),
-        ops.add_layer_norm(x, bias, tf.zeros_like(x), gamma, beta, KEY, tf.constant(2), 1, 0.5),
-        ops.add_layer_norm(tf.zeros_like(x), bias, x, gamma, beta, KEY, tf.constant(2), 1, 0.5),
+        ops.add_layer_norm(x, bias, tf.zeros_like(x), gamma, beta, places(2, 3), None, 1, 0.1),
+        ops.add_layer_norm(x, bias, tf.zeros_like(x), gamma, beta, places(2, 3), KEY, 1, 0.5),
+        ops.add_layer_norm(tf.zeros_like(x), bias, x, gamma, beta, places(2, 3), KEY, 1, 0.5),
     ):
         rows = ~np.isfinite(tf.cast(y, tf.float32)).all(-1)
         assert rows.tolist() == [False, False, False, True, False, False]
     assert all(any(visible(part)) for part in ops.split_heads(tf.concat([x, x, x], 1), tf.zeros([72], dtype), 2, 2))
-    assert visible(ops.dropout(x, KEY, 1, 0.99)) == [True]  # dropped or not
+    assert visible(ops.dropout(x, places(2, 3), KEY, 1, 0.99)) == [True]  # dropped or not
     scores = tf.cast(with_bad(normal(1, 2, 3, 19), (0, 1, 2, 18), abs(bad)), dtype)
-    p = ops.attention_probabilities(scores, tf.zeros([1, 1, 1, 19]), 0.5, None, 1, 0.1)
+    p = ops.attention_probabilities(scores, tf.zeros([1, 1, 1, 19]), 0.5, places(1, 3), None, 1, 0.1)
     assert visible(p[0, 0], p[0, 1, :2], p[0, 1, 2]) == [False, False, True]
 
 
@@ -226,19 +234,19 @@ def test_what_is_not_finite_stays_so_backward(bad, dtype):
     assert visible(*gradients(ops.layer_norm, x, gamma, beta, upstream=upstream)[1]) == [True] * 3
 
     def add(*inputs):
-        return ops.add_layer_norm(*inputs, KEY, tf.constant(2), 1, 0.5)
+        return ops.add_layer_norm(*inputs, places(2, 3), KEY, 1, 0.5)
 
     assert visible(*gradients(add, x, bias, x, gamma, beta, upstream=upstream)[1]) == [True] * 5
-    scores, upstream = normal(1, 1, 6, 24, dtype=dtype), upstream[None, None]
+    scores, upstream = normal(1, 1, 24, 24, dtype=dtype), tf.tile(upstream, [4, 1])[None, None]
 
     def attend(scores):
-        return ops.attention_probabilities(scores, tf.zeros([1, 1, 1, 24]), 0.5, KEY, 1, 0.5)
+        return ops.attention_probabilities(scores, tf.zeros([1, 1, 1, 24]), 0.5, places(1, 24), KEY, 1, 0.5)
 
     assert visible(*gradients(attend, scores, upstream=upstream)[1]) == [True]
 
 
 def test_all_padding_but_one_and_all():
     bias = tf.constant([[-10000.0] * 6 + [0.0], [-10000.0] * 7])[:, None, None, :]
-    p = ops.attention_probabilities(tf.zeros([2, 1, 7, 7]), bias, 1.0, None, 0, 0.1).numpy()
+    p = ops.attention_probabilities(tf.zeros([2, 1, 7, 7]), bias, 1.0, places(2, 7), None, 0, 0.1).numpy()
     np.testing.assert_array_equal(p[0], np.eye(7)[None, [6] * 7])
     np.testing.assert_allclose(p[1], 1 / 7, rtol=1e-6)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_tf import plan, run_classifier, run_ner, run_pretraining, run_squad
+from bert_tf import kernels, plan, run_classifier, run_ner, run_pretraining, run_squad
 from bert_tf.model import BertConfig, BertForClassification, BertForPreTraining, variable_name
 from bert_tf.plan import Head, Shape
 from bert_tf.precision import PRECISIONS
@@ -70,6 +70,10 @@ def test_activations_by_hand():
         "head": 8 * (4 * 16 * 2 + 40 * (2 + 12)),
     }
 
+    # without scores: 8 x 16 + 2 x 32 = 192 numbers a row, and four and two (the heads) float32
+    found = plan.activation_bytes(BertConfig(**CONFIG), 2, 16, 2, Head(rows=8, outputs=40), keeps_scores=False)
+    assert found["layers"] == 32 * (192 * 2 + (4 + 2) * 4)
+
 
 # -------------------------------------------------------------------------------------------------------- pre-training
 @pytest.fixture
@@ -110,9 +114,27 @@ def test_a_plan_tells_and_starts_nothing(data, capsys):
 
 
 def test_a_probe_times_updates(data, capsys):
-    mains.run_here(run_pretraining, settings(data, plan="probe"))
+    mains.run_here(run_pretraining, settings(data, plan="probe", pack_sequences=False))
     assert "sequences/s (3 updates of full-length sequences" in capsys.readouterr().out
+    mains.run_here(run_pretraining, settings(data, plan="probe", pack_sequences=True))
+    assert "sequences/s (3 updates of packed records" in capsys.readouterr().out
     assert not (data / "out").exists()
+
+
+@pytest.mark.skipif(kernels.library() is None, reason="no kernels here")
+def test_packed_batches_are_as_large_as_the_records_say(data, capsys):
+    """Half of the records have 4 tokens and 1 masked, half 12 and 3: means of 8 and 2, with deviations of 4 and 1."""
+    examples = [
+        encode_example(PretrainingExample([5] * n + [0] * (16 - n), [1] * n + [0] * (16 - n), [0] * 16, [1, 2, 3, 0],
+                                          [5] * 4, [1.0] * (n // 4) + [0.0] * (4 - n // 4), [0]))
+        for n in (4, 12)
+    ]  # fmt: skip
+    write_tfrecord(data / "short" / "a.tfrecord", examples * 10)
+    mains.run_here(run_pretraining, settings(data, input_files_dir=data / "short", train_batch_size=9))
+    shown = capsys.readouterr().out
+    assert "1 x 108" in shown  # 9 x 8 + 3 x sqrt(9) x 4
+    mains.run_here(run_pretraining, settings(data, train_batch_size=9, pack_sequences=False))
+    assert "9 x 16" in capsys.readouterr().out
 
 
 def test_every_problem_of_pretraining(data, capsys):

@@ -36,7 +36,7 @@ def make_batch(examples=8, length=12, predictions=4, seed=0) -> Batch:
 
 
 def split(batch: Batch, parts: int) -> list[Batch]:
-    return [Batch(*tensors) for tensors in zip(*(tf.split(t, parts) for t in batch), strict=True)]
+    return [Batch(*tensors) for tensors in zip(*(tf.split(t, parts) for t in batch[:7]), strict=True)]
 
 
 class Setup:
@@ -204,7 +204,7 @@ def test_evaluation_counts_every_example_once(batch_size):
     reference = losses.pretraining_sums(setup.bert(batch, setup.weights), batch)
     total = losses.PretrainingSums(*[0.0] * 6)
     for start in range(0, 8, batch_size):
-        part = Batch(*(t[start : start + batch_size] for t in batch))
+        part = Batch(*(t[start : start + batch_size] for t in batch[:7]))
         total = total + evaluate(losses.pad_batch(part, batch_size))
     assert float(total.examples) == 8
     np.testing.assert_allclose(np.array(total, np.float64), np.array(reference, np.float64), rtol=1e-5)
