@@ -355,6 +355,7 @@ def train(
         log.info(f"nothing left to train: step {done} of {total} is done")
         return runs.previous_summary(session.output_dir / "summary.json", done) | figures | {"steps": done}
     compression = "fp16" if session.precision.name == "fp16" else None
+    model.bert.recompute_activations = FLAGS.recompute_activations
     step = TrainStep(
         model,
         objective,

@@ -8,6 +8,7 @@ which dtype the products run (see weights.ComputeWeights).
 """
 
 import dataclasses
+import functools
 import re
 import zlib
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ import tensorflow as tf
 
 from bert_tf import ops
 from bert_tf.ops import DropoutKey
+from bert_tf.recomputation import recomputed
 from runkit.errors import UserError
 from runkit.files import read_json
 
@@ -242,6 +244,10 @@ class Layer(tf.Module):
         return self.output_norm.of_sum(output, bias, x, weights, key, batch, site + 2, rate)
 
 
+def _run_layer(layer: Layer, mask_bias, key: DropoutKey | None, x: tf.Tensor, weights: Weights) -> tf.Tensor:
+    return layer(x, mask_bias, weights, key)
+
+
 class Encoder(tf.Module):
     """Token ids to hidden states: everything under `bert/` in a checkpoint."""
 
@@ -249,6 +255,7 @@ class Encoder(tf.Module):
         """has_pooler: heads that look at single tokens have no use for a pooled vector."""
         super().__init__(name="bert")
         self.config = config
+        self.recompute_activations = False  # in training: see recomputation
         self.embeddings = Embeddings(config, init)
         self.layers = [Layer(config, index, init) for index in range(config.num_hidden_layers)]
         if has_pooler:
@@ -263,7 +270,9 @@ class Encoder(tf.Module):
         mask_bias = (1.0 - tf.cast(input_mask, tf.float32))[:, None, None, :] * MASKED_SCORE
         x = self.embeddings(input_ids, segment_ids, weights, key)
         for layer in self.layers:
-            x = layer(x, mask_bias, weights, key)
+            step = functools.partial(_run_layer, layer, mask_bias, key)
+            again = self.recompute_activations and key is not None
+            x = recomputed(step, x, weights, layer.variables) if again else step(x, weights)
         return tf.reshape(x, [batch, length, self.config.hidden_size])
 
     def pool(self, sequence: tf.Tensor, weights: Weights) -> tf.Tensor:

@@ -50,6 +50,11 @@ def inside_xla(compiled: bool = True) -> Iterator[None]:
         _inside_xla.reset(token)
 
 
+def is_inside_xla() -> bool:
+    """Whether a function is being traced that XLA compiles as a whole."""
+    return _inside_xla.get()
+
+
 def _kernels(*tensors: tf.Tensor):
     """The kernels' library if they are to be used and know the tensors' dtype, else None."""
     dtypes = {tensor.dtype for tensor in tensors}

@@ -112,6 +112,7 @@ def run(group: Distributed, stack: contextlib.ExitStack) -> None:
 
     # ---------------------------------------------------------------------------------- model and state
     model, objective = BertForPreTraining(config, FLAGS.seed), Pretraining()
+    model.bert.recompute_activations = FLAGS.recompute_activations
     weights = ComputeWeights(model.variables, precision.compute_dtype)
     optimizer = create_optimizer(FLAGS.optimizer_type, weights.masters)
     loss_scale = LossScale(
