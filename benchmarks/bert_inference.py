@@ -12,7 +12,8 @@ Contestants, each with all cores, in a process of its own:
 
 All have the same random weights (exported once) and the same inputs, and before a cell is timed their outputs are
 compared with our fp32 ones: fp32 must agree within 1e-3 of the outputs' spread, bf16 within 0.1, int8 within 0.5.
-Contestants take turns, A B C A B C; figures are over all calls, ratios the medians of the ratios within a round. Peak
+Contestants take turns, A B C A B C; figures are over all calls, ratios the medians of the ratios within a round. CPU
+time is that of all threads of a process for a call: what is left to compare by where others use the machine too. Peak
 memory is the process's high-water mark while the cell was measured. "first (s)" is the first call of the shape, with
 all that is traced or compiled for it; start-up, to the first answer, stands in a table of its own.
 """
@@ -55,6 +56,9 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 def cell_name(length: int, batch: int) -> str:
     return f"{length}x{batch}"
+
+
+CELLS = [cell_name(length, batch) for length in LENGTHS for batch in BATCHES]
 
 
 def make_inputs(vocab_size: int, length: int, batch: int) -> list[np.ndarray]:
@@ -291,19 +295,21 @@ def check(label: str, precision: str, outputs: np.ndarray, reference: np.ndarray
 def measure_cell(contestants: list[Contestant], cell: tuple[int, int], options, folder: Path) -> list[dict]:
     """One row a contestant."""
     length, batch = cell
-    name, first, peak_before = cell_name(*cell), {}, {}
+    name, names, first = cell_name(*cell), [c.label for c in contestants], {}
     for c in contestants:
-        peak_before[c.label] = c.forget_peak()
+        c.forget_peak()
         first[c.label] = c.measure(f"first:{name}", 1)[0]
     outputs = {c.label: np.load(folder / f"{c.label}-{name}.npy") for c in contestants}
     reference = outputs["ours fp32"]
     differences = {c.label: check(c.label, CONTESTANTS[c.label][1], outputs[c.label], reference) for c in contestants}
     slowest = max(c.measure(name, 2)[1] for c in contestants)  # warm-up
     calls = max(1, min(options.calls, int(options.turn_seconds / slowest)))
-    seconds = {c.label: [] for c in contestants}
+    seconds, cpu = {c.label: [] for c in contestants}, dict.fromkeys(names, 0.0)
     for _ in range(options.rounds):
         for c in contestants:
+            before = c.cpu()
             seconds[c.label].append(c.measure(name, calls))
+            cpu[c.label] += c.cpu() - before
     ours = next(c.label for c in contestants if c.label.startswith("ours"))  # bf16 where there is
     rows = []
     for c in contestants:
@@ -321,6 +327,7 @@ def measure_cell(contestants: list[Contestant], cell: tuple[int, int], options, 
                 "p90 (ms)": p90,
                 "p99 (ms)": p99,
                 "ours is faster by": statistics.median(a / b for a, b in zip(medians, of_ours, strict=True)),
+                "CPU (ms)": 1000 * cpu[c.label] / len(every),
                 "peak memory (MB)": c.peak() / 1e6,
                 "first (s)": first[c.label],
                 "difference": differences[c.label],
@@ -355,7 +362,7 @@ def match(model: str, options) -> dict:
             starts.append(
                 {"contestant": label, "ready (s)": c.ready_seconds, "first answer (s)": c.ready_seconds + first}
             )
-        for cell in [(length, batch) for length in LENGTHS for batch in BATCHES]:
+        for cell in [tuple(map(int, name.split("x"))) for name in options.cells.split(",")]:
             with turn(options.lock):
                 found = measure_cell(contestants, cell, options, folder)
             rows += found
@@ -369,6 +376,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="base,large", help="of tiny, base, large")
     parser.add_argument("--contestants", default=",".join(CONTESTANTS), help="default: all, as far as the CPU has them")
+    parser.add_argument("--cells", default=",".join(CELLS), help="of the grid, LENGTHxBATCH; default: all")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--calls", type=int, default=20, help="calls a turn at most")
     parser.add_argument("--turn_seconds", type=float, default=2.0, help="about the time of the slowest one's turn")

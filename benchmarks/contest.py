@@ -24,8 +24,8 @@ def peak_memory() -> int:
 
 def obey(functions: Mapping[str, Callable[[], object]], versions: str) -> None:
     """The worker's loop: says that it is ready, then obeys one command a line, `<function> <count>`; answers with the
-    seconds of each call as JSON. Two commands are built in: `peak 1`, answered with the process's highest resident
-    memory in bytes, and `forget_peak 1`, after which that counts from now on."""
+    seconds of each call as JSON. Built in are `peak 1`, answered with the process's highest resident memory in bytes,
+    `forget_peak 1`, after which that counts from now on, and `cpu 1`: the CPU seconds of all its threads so far."""
     print(json.dumps({"ready": versions}), flush=True)
     for line in sys.stdin:
         name, count = line.split()
@@ -33,6 +33,9 @@ def obey(functions: Mapping[str, Callable[[], object]], versions: str) -> None:
             Path("/proc/self/clear_refs").write_text("5")
         if name in ("peak", "forget_peak"):
             print(json.dumps(peak_memory()), flush=True)
+            continue
+        if name == "cpu":
+            print(json.dumps(time.process_time()), flush=True)
             continue
         seconds = []
         for _ in range(int(count)):
@@ -71,6 +74,10 @@ class Contestant:
     def forget_peak(self) -> int:
         """Lets `peak` count from now on; what the process holds now, in bytes."""
         return self._ask("forget_peak 1")
+
+    def cpu(self) -> float:
+        """CPU seconds of all threads of its process so far."""
+        return self._ask("cpu 1")
 
     def _ask(self, command: str):
         self.process.stdin.write(f"{command}\n")

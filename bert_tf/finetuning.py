@@ -212,6 +212,11 @@ def compiles_each_shape(session: Session) -> bool:
     return session.use_xla or kernels.library() is None
 
 
+def initial_seed() -> int | None:
+    """What new weights are drawn from; None where a checkpoint will give them all."""
+    return FLAGS.seed if FLAGS.do_train or FLAGS.allow_random_weights else None
+
+
 def build_weights(session: Session, model: tf.Module) -> ComputeWeights:
     return ComputeWeights(model.variables, session.precision.compute_dtype)
 

@@ -127,13 +127,16 @@ ACTIVATIONS = {  # functions (x [R, C], bias [C]) -> activation(x + bias)
 class Initializer:
     """Truncated normal draws (at two deviations) that depend on (seed, variable name) only.
 
-    So the same seed gives the same start whatever the order of construction or the number of processes.
+    So the same seed gives the same start whatever the order of construction or the number of processes. Without a seed
+    there are zeros, for weights that will be loaded: the draws take longer than everything else that builds a model.
     """
 
-    def __init__(self, seed: int, stddev: float):
+    def __init__(self, seed: int | None, stddev: float):
         self.seed, self.stddev = seed, stddev
 
     def normal(self, name: str, shape: list[int]) -> tf.Variable:
+        if self.seed is None:
+            return self.zeros(name, shape)
         # Not hash(): Python's hash of a string changes from process to process.
         key = [self.seed, zlib.crc32(name.encode())]
         value = tf.random.stateless_truncated_normal(shape, key, stddev=self.stddev, dtype=tf.float32)
@@ -326,7 +329,7 @@ class NextSentenceHead(tf.Module):
 class BertForPreTraining(tf.Module):
     """Encoder with the masked-LM and next-sentence heads."""
 
-    def __init__(self, config: BertConfig, seed: int = 0):
+    def __init__(self, config: BertConfig, seed: int | None = 0):
         super().__init__(name="bert_for_pretraining")
         init = Initializer(seed, config.initializer_range)
         self.config = config
@@ -364,7 +367,7 @@ class BertForQuestionAnswering(tf.Module):
 
     HEAD = "cls/squad/"
 
-    def __init__(self, config: BertConfig, seed: int = 0):
+    def __init__(self, config: BertConfig, seed: int | None = 0):
         super().__init__(name="bert_for_question_answering")
         init = Initializer(seed, config.initializer_range)
         self.config = config
@@ -382,7 +385,7 @@ class BertForClassification(tf.Module):
 
     HEAD = "output_"
 
-    def __init__(self, config: BertConfig, num_labels: int, seed: int = 0):
+    def __init__(self, config: BertConfig, num_labels: int, seed: int | None = 0):
         super().__init__(name="bert_for_classification")
         init = Initializer(seed, config.initializer_range)
         self.config = config
@@ -402,7 +405,7 @@ class BertForTagging(tf.Module):
 
     HEAD = "output_"
 
-    def __init__(self, config: BertConfig, num_labels: int, seed: int = 0):
+    def __init__(self, config: BertConfig, num_labels: int, seed: int | None = 0):
         super().__init__(name="bert_for_tagging")
         init = Initializer(seed, config.initializer_range)
         self.config = config
