@@ -106,7 +106,7 @@ class Answerer:
         chosen.activate()
         self.settings = settings
         self.tokenizer = FullTokenizer(vocab_file, settings.do_lower_case)
-        model = BertForQuestionAnswering(config)
+        model = BertForQuestionAnswering(config, seed=None)
         variables = ComputeWeights(model.variables, chosen.compute_dtype)
         checkpoint.load_weights(variables.masters, weights)
         variables.refresh_all()
