@@ -26,17 +26,25 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from bert_tf.records import PretrainingExample, TFRecordWriter, encode_example  # noqa: E402
 from runkit import machine  # noqa: E402
-from runkit.files import write_json  # noqa: E402
+from runkit.files import read_json, write_json  # noqa: E402
 from runkit.tables import markdown_table  # noqa: E402
 
-UPDATES = {"bert": 3, "asr": 2}  # after these the peak stays
+EPOCHS = 2  # of speech, an update each; after these the peak stays
 SAMPLE_RATE = 16_000
 UNITS = {"GB": 1e9, "MB": 1e6}
 PACKAGES = {"bert": ("tensorflow-cpu", "tensorflow"), "asr": ("torch",)}
 
 
 # ----------------------------------------------------------------------------------------------------------- the runs
-def bert(model: str, precision: str, length: int, batch: int, accumulation: int = 1) -> Callable[[Path], list[str]]:
+def bert(
+    model: str,
+    precision: str,
+    length: int,
+    batch: int,
+    accumulation: int = 1,
+    recompute: bool = False,
+    updates: int = 3,
+) -> Callable[[Path], list[str]]:
     """A run of run_pretraining, as a function that makes its data in a folder and returns its command."""
 
     def command(folder: Path) -> list[str]:
@@ -45,8 +53,8 @@ def bert(model: str, precision: str, length: int, batch: int, accumulation: int 
         flags = {
             "bert_config_file": config, "input_files_dir": folder / "records", "output_dir": folder / "out",
             "precision": precision, "max_seq_length": length, "max_predictions_per_seq": predictions,
-            "train_batch_size": batch, "num_accumulation_steps": accumulation, "num_train_steps": UPDATES["bert"],
-            "num_warmup_steps": 1, "save_checkpoints_steps": 1,
+            "train_batch_size": batch, "num_accumulation_steps": accumulation, "num_train_steps": updates,
+            "num_warmup_steps": 1, "save_checkpoints_steps": 1, "recompute_activations": recompute,
         }  # fmt: skip
         flags = [f"--{name}={value}" for name, value in flags.items()]
         return [python("bert"), "-m", "bert_tf.run_pretraining", "--do_train", *flags]
@@ -63,7 +71,7 @@ def asr(model: str, precision: str, seconds: float, batch: int) -> Callable[[Pat
             "model_config": ROOT / "configs" / "asr" / f"{model}.yaml", "dataset_dir": folder,
             "train_manifests": folder / "speech.json", "val_manifests": folder / "speech.json",
             "output_dir": folder / "out", "precision": precision, "gpu_batch_size": batch, "ema": 0.999,
-            "epochs": UPDATES["asr"], "save_steps": 1, "eval_frequency": 1, "seed": 0,
+            "epochs": EPOCHS, "save_steps": 1, "eval_frequency": 1, "seed": 0,
             "override_config": "input_train.audio_dataset.speed_perturbation=null",
         }  # fmt: skip
         flags = [f"--{name}={value}" for name, value in flags.items()]
@@ -72,14 +80,22 @@ def asr(model: str, precision: str, seconds: float, batch: int) -> Callable[[Pat
     return command
 
 
+# fmt: off
 RUNS = {
     "base_bf16_128": ("bert", "BERT-base, bf16, 16 x 128", bert("base", "bf16", 128, 16)),
     "base_fp32_512": ("bert", "BERT-base, fp32, 4 x 512", bert("base", "fp32", 512, 4)),
     "base_bf16_128_accumulated": ("bert", "the same, 2 micro-batches an update", bert("base", "bf16", 128, 16, 2)),
+    "base_fp32_512_recomputed": (
+        "bert", "BERT-base, fp32, 4 x 512, recomputed", bert("base", "fp32", 512, 4, recompute=True)
+    ),
+    "large_fp32_512_recomputed": (
+        "bert", "BERT-large, fp32, 8 x 512, recomputed", bert("large", "fp32", 512, 8, recompute=True, updates=2)
+    ),
     "quartznet_bf16": ("asr", "QuartzNet 15x5, bf16, 8 x 10 s", asr("quartznet15x5", "bf16", 10, 8)),
     "quartznet_fp32": ("asr", "QuartzNet 15x5, fp32, 8 x 10 s", asr("quartznet15x5", "fp32", 10, 8)),
     "jasper_fp32": ("asr", "Jasper 10x5dr, fp32, 4 x 5 s", asr("jasper10x5dr", "fp32", 5, 4)),
 }
+# fmt: on
 
 
 def python(recipe: str) -> str:
@@ -141,6 +157,8 @@ def measure(name: str) -> dict:
         took = time.monotonic() - began
         value, unit = re.search(r"^ *together +([\d.]+) (GB|MB)", plan, re.MULTILINE).groups()
         peak, _ = peak_of(command)
+        summary = Path(folder, "out", "summary.json")
+        rate = read_json(summary).get("sequences_per_second") if summary.exists() else None
     estimate = float(value) * UNITS[unit]
     return {
         "run": title,
@@ -148,6 +166,7 @@ def measure(name: str) -> dict:
         "measured (MB)": round(peak / 1e6),
         "difference (%)": round(100 * (estimate / peak - 1), 1),
         "--plan took (s)": round(took, 1),
+        "sequences/s": rate and round(rate, 3),
     }
 
 

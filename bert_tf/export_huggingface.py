@@ -106,10 +106,10 @@ def load_model(path: str, config: BertConfig, kind: str | None) -> tuple[str, tf
         raise UserError(f"{path}: {error}") from error
     labels = shapes.get("output_bias", (2,))[0]
     model = {
-        "pretraining": lambda: BertForPreTraining(config),
-        "question_answering": lambda: BertForQuestionAnswering(config),
-        "classification": lambda: BertForClassification(config, labels),
-        "tagging": lambda: BertForTagging(config, labels),
+        "pretraining": lambda: BertForPreTraining(config, seed=None),
+        "question_answering": lambda: BertForQuestionAnswering(config, seed=None),
+        "classification": lambda: BertForClassification(config, labels, seed=None),
+        "tagging": lambda: BertForTagging(config, labels, seed=None),
     }[kind]()
     print_line(str(checkpoint.load_weights(model.variables, path)))
     return kind, model

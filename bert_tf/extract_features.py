@@ -79,9 +79,9 @@ def main(argv: list[str]) -> None:
     tokenizer = FullTokenizer(FLAGS.vocab_file, FLAGS.do_lower_case)
 
     # ---------------------------------------------------------------------------------- model
-    encoder = Encoder(config, Initializer(seed=0, stddev=config.initializer_range), has_pooler=False)
+    encoder = Encoder(config, Initializer(seed=None, stddev=config.initializer_range), has_pooler=False)
     print_line(str(checkpoint.load_weights(encoder.variables, FLAGS.init_checkpoint)))
-    weights = ComputeWeights(encoder.variables, precision.compute_dtype)
+    weights = ComputeWeights(encoder.variables, precision.compute_dtype, join=True)
 
     # ---------------------------------------------------------------------------------- text to features
     total = sum(1 for _ in read_lines(FLAGS.input_file))

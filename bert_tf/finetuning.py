@@ -212,8 +212,13 @@ def compiles_each_shape(session: Session) -> bool:
     return session.use_xla or kernels.library() is None
 
 
+def initial_seed() -> int | None:
+    """What new weights are drawn from; None where a checkpoint will give them all."""
+    return FLAGS.seed if FLAGS.do_train or FLAGS.allow_random_weights else None
+
+
 def build_weights(session: Session, model: tf.Module) -> ComputeWeights:
-    return ComputeWeights(model.variables, session.precision.compute_dtype)
+    return ComputeWeights(model.variables, session.precision.compute_dtype, join=not FLAGS.do_train)
 
 
 # ----------------------------------------------------------------------------------------------- the features
@@ -357,6 +362,7 @@ def train(
         log.info(f"nothing left to train: step {done} of {total} is done")
         return runs.previous_summary(session.output_dir / "summary.json", done) | figures | {"steps": done}
     compression = "fp16" if session.precision.name == "fp16" else None
+    model.bert.recompute_activations = FLAGS.recompute_activations
     step = TrainStep(
         model,
         objective,

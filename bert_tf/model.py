@@ -8,6 +8,7 @@ which dtype the products run (see weights.ComputeWeights).
 """
 
 import dataclasses
+import functools
 import re
 import zlib
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ import tensorflow as tf
 
 from bert_tf import ops
 from bert_tf.ops import NOT_PACKED, DropoutKey, Layout, Packing, Places
+from bert_tf.recomputation import recomputed
 from runkit.errors import UserError
 from runkit.files import read_json
 
@@ -124,13 +126,16 @@ ACTIVATIONS = {  # functions (x [R, C], bias [C]) -> activation(x + bias)
 class Initializer:
     """Truncated normal draws (at two deviations) that depend on (seed, variable name) only.
 
-    So the same seed gives the same start whatever the order of construction or the number of processes.
+    So the same seed gives the same start whatever the order of construction or the number of processes. Without a seed
+    there are zeros, for weights that will be loaded: the draws take longer than everything else that builds a model.
     """
 
-    def __init__(self, seed: int, stddev: float):
+    def __init__(self, seed: int | None, stddev: float):
         self.seed, self.stddev = seed, stddev
 
     def normal(self, name: str, shape: list[int]) -> tf.Variable:
+        if self.seed is None:
+            return self.zeros(name, shape)
         # Not hash(): Python's hash of a string changes from process to process.
         key = [self.seed, zlib.crc32(name.encode())]
         value = tf.random.stateless_truncated_normal(shape, key, stddev=self.stddev, dtype=tf.float32)
@@ -232,6 +237,10 @@ class Layer(tf.Module):
         return self.output_norm.of_sum(output, bias, x, weights, places, key, site + 2, rate)
 
 
+def _run_layer(layer: Layer, layout: Layout, key: DropoutKey | None, x: tf.Tensor, weights: Weights) -> tf.Tensor:
+    return layer(x, layout, weights, key)
+
+
 class Encoder(tf.Module):
     """Token ids to hidden states: everything under `bert/` in a checkpoint."""
 
@@ -239,6 +248,7 @@ class Encoder(tf.Module):
         """has_pooler: heads that look at single tokens have no use for a pooled vector."""
         super().__init__(name="bert")
         self.config = config
+        self.recompute_activations = False  # in training: see recomputation
         self.embeddings = Embeddings(config, init)
         self.layers = [Layer(config, index, init) for index in range(config.num_hidden_layers)]
         if has_pooler:
@@ -261,7 +271,9 @@ class Encoder(tf.Module):
         layout = ops.layout(input_mask, packing, weights.dtype)
         x = self.embeddings(input_ids, segment_ids, layout, weights, key)
         for layer in self.layers:
-            x = layer(x, layout, weights, key)
+            step = functools.partial(_run_layer, layer, layout, key)
+            again = self.recompute_activations and key is not None
+            x = recomputed(step, x, weights, layer.variables) if again else step(x, weights)
         return tf.reshape(x, [rows, length, self.config.hidden_size])
 
     def of_batch(self, batch, weights: Weights, key: DropoutKey | None) -> tf.Tensor:
@@ -330,7 +342,7 @@ class NextSentenceHead(tf.Module):
 class BertForPreTraining(tf.Module):
     """Encoder with the masked-LM and next-sentence heads."""
 
-    def __init__(self, config: BertConfig, seed: int = 0):
+    def __init__(self, config: BertConfig, seed: int | None = 0):
         super().__init__(name="bert_for_pretraining")
         init = Initializer(seed, config.initializer_range)
         self.config = config
@@ -368,7 +380,7 @@ class BertForQuestionAnswering(tf.Module):
 
     HEAD = "cls/squad/"
 
-    def __init__(self, config: BertConfig, seed: int = 0):
+    def __init__(self, config: BertConfig, seed: int | None = 0):
         super().__init__(name="bert_for_question_answering")
         init = Initializer(seed, config.initializer_range)
         self.config = config
@@ -386,7 +398,7 @@ class BertForClassification(tf.Module):
 
     HEAD = "output_"
 
-    def __init__(self, config: BertConfig, num_labels: int, seed: int = 0):
+    def __init__(self, config: BertConfig, num_labels: int, seed: int | None = 0):
         super().__init__(name="bert_for_classification")
         init = Initializer(seed, config.initializer_range)
         self.config = config
@@ -407,7 +419,7 @@ class BertForTagging(tf.Module):
 
     HEAD = "output_"
 
-    def __init__(self, config: BertConfig, num_labels: int, seed: int = 0):
+    def __init__(self, config: BertConfig, num_labels: int, seed: int | None = 0):
         super().__init__(name="bert_for_tagging")
         init = Initializer(seed, config.initializer_range)
         self.config = config

@@ -12,8 +12,10 @@ a micro-batch, L layers, H hidden, I intermediate, A heads, P predictions, V voc
     moments                 8 n, the same for LAMB and Adam (optimization.Optimizer)
     gradients               e n, and 4 V H where a table's looked-up and multiplied gradients meet (weights)
     new weights             6 n: direction, moments and weights that are computed before the old ones are let go
-                            (optimization.Optimizer.apply); at most 16 n, measured, as the walk frees while it goes
-    activations             see `activation_bytes`
+                            (optimization.Optimizer.apply); at most 16 n, measured, as the walk frees while it goes;
+                            none with the kernels, which update in place
+    activations             see `activation_bytes`; where they are recomputed, less what is let go while the
+                            gradients come
     checkpoint snapshot     12 n, on the process that saves, while it is written in the background
     runtime                 TensorFlow itself and what it compiles, measured on a tiny model
 """
@@ -33,7 +35,7 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
-from bert_tf import checkpoint, glue, ner, ops, runs, squad
+from bert_tf import checkpoint, glue, kernels, ner, ops, runs, squad
 from bert_tf.distributed import Distributed
 from bert_tf.features import CLASS, SPAN, TAGS, VALUE, LabelKind, TaskBatch, batch_spec
 from bert_tf.huggingface import load_config
@@ -113,7 +115,13 @@ class Head(NamedTuple):
 
 
 def activation_bytes(
-    config: BertConfig, batch: int, length: int, element: int, head: Head, keeps_scores: bool = True
+    config: BertConfig,
+    batch: int,
+    length: int,
+    element: int,
+    head: Head,
+    keeps_scores: bool = True,
+    recompute: bool = False,
 ) -> dict[str, float]:
     """What the backward pass of a micro-batch reads back, in bytes, by part of the network.
 
@@ -129,17 +137,22 @@ def activation_bytes(
         intermediate, before and after GELU     2 I
         (the second layer norm's output is the next layer's input)
 
-    which is 8 H + 2 I + 2 A S. Dropout draws its numbers again instead of storing them. Embeddings: two tables' rows in
-    float32, their sum, its normalised form, before and after dropout. Head: its rows gathered, transformed, before and
-    after GELU and layer norm (4 H), and logits of `outputs` numbers a row: the product in the compute dtype, then in
-    float32 as such, with the bias, and as the gradient that the loss computes beside itself (e + 12).
+    which is 8 H + 2 I + 2 A S. Where layers are recomputed, "layers" is what all of them keep, their inputs, and "one
+    layer" what the one in work takes: all of the above and as much again for the gradients on their way through it.
+    Dropout draws its numbers again instead of storing them. Embeddings: two tables' rows in float32, their sum, its
+    normalised form, before and after dropout. Head: its rows gathered, transformed, before and after GELU and layer
+    norm (4 H), and logits of `outputs` numbers a row: the product in the compute dtype, then in float32 as such, with
+    the bias, and as the gradient that the loss computes beside itself (e + 12).
     """
     hidden, rows = config.hidden_size, batch * length
     layer, heads = 8 * hidden + 2 * config.intermediate_size, config.num_attention_heads
+    n_layers = config.num_hidden_layers
     of_scores = 2 * heads * length * element if keeps_scores else 4 * heads
+    of_layer = rows * (layer * element + of_scores + 4 * 4)
     of_row = (4 * hidden if head.transformed else hidden) + (hidden if head.dropped else 0)
     return {
-        "layers": config.num_hidden_layers * rows * (layer * element + of_scores + 4 * 4),
+        "layers": n_layers * (rows * hidden * element if recompute else of_layer),
+        **({"one layer": 2 * of_layer} if recompute else {}),
         "embeddings": rows * hidden * (2 * 4 + 4 * element),
         "head": head.rows * (of_row * element + head.outputs * (element + 3 * 4)),
     }
@@ -155,17 +168,23 @@ def memory(
     micro_batches: int,
     saves: bool = True,
     keeps_scores: bool = True,
+    recompute: bool = False,
 ) -> list[Part]:
     """Memory of a process by kind, see the head of this file.
 
     batch, length: of a micro-batch; micro_batches: of an update on this process; saves: whether it writes checkpoints;
-    keeps_scores: see activation_bytes.
+    keeps_scores: see activation_bytes; recompute: whether activations are computed again (recomputation).
     """
     element = precision.compute_dtype.size
     n = sum(variable.size for variable in variables)
     copied = sum(variable.size for variable in variables if not stays_float32(variable.name)) if element < 4 else 0
     table = config.vocab_size * config.hidden_size if element < 4 else 0
-    activations = activation_bytes(config, batch, length, element, head, keeps_scores)
+    activations = activation_bytes(config, batch, length, element, head, keeps_scores, recompute)
+    gradients = element * copied + 4 * (n - copied) + 4 * table
+    n_activations = sum(activations.values())
+    if recompute:  # what layers and head keep is let go while the gradients come
+        n_activations -= min(gradients, activations["layers"] + activations["head"])
+    in_place = kernels.library() is not None
     each = ", ".join(f"{part} {size_text(n_bytes)}" for part, n_bytes in activations.items())
     several = micro_batches > 1
     return [
@@ -173,9 +192,13 @@ def memory(
         Part("compute copies", element * copied, precision.name),
         Part("accumulators", 4 * n * several, f"float32, {micro_batches} micro-batches an update"),
         Part("moments", 8 * n, "two, float32"),
-        Part("gradients", element * copied + 4 * (n - copied) + 4 * table, "of one micro-batch"),
-        Part("new weights", NEW_WEIGHTS_BYTES * n, "with their moments, before the old ones are let go"),
-        Part("activations", sum(activations.values()), f"{batch} x {length}: {each}"),
+        Part("gradients", gradients, "of one micro-batch"),
+        Part(
+            "new weights",
+            0 if in_place else NEW_WEIGHTS_BYTES * n,
+            "with their moments, before the old ones are let go",
+        ),
+        Part("activations", n_activations, f"{batch} x {length}{', recomputed' * recompute}: {each}"),
         Part("checkpoint snapshot", 12 * n * saves, "weights and moments, while they are written (rank 0)"),
         Part("runtime", RUNTIME_BYTES, "TensorFlow and compiled programs"),
     ]
@@ -369,6 +392,7 @@ def pretraining(
         parts = memory(
             config, variables, precision, rows, length, Head(predictions, config.vocab_size, transformed=True),
             FLAGS.num_accumulation_steps, keeps_scores=keeps_scores,
+            recompute=FLAGS.recompute_activations,
         )  # fmt: skip
     check_weights(plan, variables)
     if FLAGS.init_checkpoint and not plan.problems:
@@ -518,7 +542,7 @@ def finetuning(
         parts = memory(
             config, variables, runs.choose_precision(), FLAGS.train_batch_size, FLAGS.max_seq_length,
             Head(rows, 2 if kind == SPAN else max(len(labels), 1), dropped=kind != SPAN), FLAGS.num_accumulation_steps,
-            keeps_scores=micro_batch(pack).keeps_scores,
+            keeps_scores=micro_batch(pack).keeps_scores, recompute=FLAGS.recompute_activations,
         )  # fmt: skip
     check_weights(plan, variables, ["cls/squad/" if kind == SPAN else "output_"])
     position, n_examples = check_resume(plan, {"task": task, "seed": FLAGS.seed}), len(examples or ())
@@ -541,6 +565,7 @@ def probe(build: Callable[[], tf.Module], objective: Objective, batch: Batch | T
     precision = runs.choose_precision(getattr(FLAGS, "manual_fp16", False))
     precision.activate()
     model = build()
+    model.bert.recompute_activations = FLAGS.recompute_activations
     weights = ComputeWeights(model.variables, precision.compute_dtype)
     n = min(FLAGS.num_accumulation_steps, 2)  # more of them are more of the same
     optimizer = create_optimizer(getattr(FLAGS, "optimizer_type", "adam"), weights.masters)

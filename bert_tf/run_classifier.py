@@ -57,7 +57,7 @@ def run(group: Distributed, stack: contextlib.ExitStack) -> None:
     test_splits = available(session, task, task.test_splits) if FLAGS.do_predict else []
     # All are read before the training: a broken file is found at once.
     sets = {split: glue.read_examples(task, FLAGS.data_dir, split) for split in (*dev_splits, *test_splits)}
-    model = BertForClassification(session.config, task.num_labels, FLAGS.seed)
+    model = BertForClassification(session.config, task.num_labels, finetuning.initial_seed())
     objective, kind = (Regression(), VALUE) if task.labels is None else (Classification(), CLASS)
     weights = finetuning.build_weights(session, model)
 

@@ -52,7 +52,7 @@ def run(group: Distributed, stack: contextlib.ExitStack) -> None:
     task = ner.find_task(FLAGS.task_name)
     session = finetuning.open_session(group, stack, sys.modules[__name__], task.name, task.labels)
     log, output_dir = session.log, session.output_dir
-    model, objective = BertForTagging(session.config, task.num_labels, FLAGS.seed), Tagging()
+    model, objective = BertForTagging(session.config, task.num_labels, finetuning.initial_seed()), Tagging()
     weights = finetuning.build_weights(session, model)
 
     def convert(sentences):

@@ -112,7 +112,9 @@ def run(group: Distributed, stack: contextlib.ExitStack) -> None:
     vocabulary = common_vocabulary([training, evaluation] if evaluation else [training])
 
     # ---------------------------------------------------------------------------------- model and state
-    model, objective = BertForPreTraining(config, FLAGS.seed), Pretraining()
+    # Evaluation alone loads every weight.
+    model, objective = BertForPreTraining(config, FLAGS.seed if FLAGS.do_train else None), Pretraining()
+    model.bert.recompute_activations = FLAGS.recompute_activations
     weights = ComputeWeights(model.variables, precision.compute_dtype)
     optimizer = create_optimizer(FLAGS.optimizer_type, weights.masters)
     loss_scale = LossScale(

@@ -53,7 +53,10 @@ def run(group: Distributed, stack: contextlib.ExitStack) -> None:
     task = glue.find_task(FLAGS.task_name, relations.TASKS)
     session = finetuning.open_session(group, stack, sys.modules[__name__], task.name, task.labels)
     log, output_dir = session.log, session.output_dir
-    model, objective = BertForClassification(session.config, task.num_labels, FLAGS.seed), Classification()
+    model, objective = (
+        BertForClassification(session.config, task.num_labels, finetuning.initial_seed()),
+        Classification(),
+    )
     weights = finetuning.build_weights(session, model)
 
     def convert(examples):

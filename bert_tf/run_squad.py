@@ -75,7 +75,7 @@ def run(group: Distributed, stack: contextlib.ExitStack) -> None:
     session = finetuning.open_session(group, stack, sys.modules[__name__], task, labels=[])
     log, output_dir = session.log, session.output_dir
     questions = read_questions(log) if FLAGS.do_predict else []  # a broken file is found before the training
-    model, objective = BertForQuestionAnswering(session.config, FLAGS.seed), QuestionAnswering()
+    model, objective = BertForQuestionAnswering(session.config, finetuning.initial_seed()), QuestionAnswering()
     weights = finetuning.build_weights(session, model)
 
     # ---------------------------------------------------------------------------------- train

@@ -49,6 +49,12 @@ def define_flags() -> None:
     boolean("horovod", False, "train on the processes started by horovodrun or mpirun")
     boolean("amp", True, "mixed precision: as --precision=fp16 on a GPU, bf16 on a CPU; --noamp: tf32 or fp32")
     boolean("use_xla", None, "compile the step by XLA; default: on a GPU yes, on a CPU no (slower there)")
+    boolean(
+        "recompute_activations",
+        False,
+        "keep the layers' inputs only and run each layer again in the backward pass: "
+        "far less memory for a quarter to a third more time, the same results (added)",
+    )
     boolean("verbose_logging", False, "list the variables")
     boolean("report", False, "write <output_dir>/report.html at the end, one page about the run (added)")
     real("init_loss_scale", INITIAL_LOSS_SCALE, "first loss scale of fp16")

@@ -1,5 +1,6 @@
 """Float32 master weights and, for reduced precision, the copies that the matrix products read."""
 
+import copy as copying
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,10 +21,6 @@ class _Copy(NamedTuple):
     variable: tf.Variable
     columns: slice | None
 
-    def value(self) -> tf.Tensor:
-        value = tf.convert_to_tensor(self.variable)
-        return value if self.columns is None else value[..., self.columns]
-
     def assign(self, value: tf.Tensor) -> None:
         target = self.variable if self.columns is None else self.variable[..., self.columns]
         target.assign(tf.cast(value, self.variable.dtype))
@@ -34,20 +31,24 @@ class ComputeWeights:
 
     A copy in the compute dtype is made once an update (`refresh`), not once a micro-batch; embedding rows are looked up
     in the float32 master, whose gradient is a sparse sum in float32. Copies that one product reads lie side by side.
+    In float32 there are no copies, and what one product reads is put side by side each time; join: those have copies
+    all the same, for weights that do not change any more (the optimizer keeps no float32 copies).
     """
 
-    def __init__(self, variables, dtype: tf.DType):
+    def __init__(self, variables, dtype: tf.DType, join: bool = False):
         self.masters = list(variables)
         self.dtype = dtype
         self._copies: dict[Any, _Copy] = {}
-        if dtype != tf.float32:
-            groups: dict[Any, dict[int, tf.Variable]] = {}
-            for variable in self.masters:
-                if not stays_float32(variable_name(variable)):
-                    group, index = joined_place(variable_name(variable)) or (variable.ref(), 0)
-                    groups.setdefault(group, {})[index] = variable
-            for group in groups.values():
-                self._copy_together([group[index] for index in sorted(group)])
+        self._held: dict[Any, tf.Tensor] = {}  # see holding
+        groups: dict[Any, dict[int, tf.Variable]] = {}
+        for variable in self.masters:
+            name = variable_name(variable)
+            place = joined_place(name)
+            if (dtype != tf.float32 and not stays_float32(name)) or (join and place):
+                group, index = place or (variable.ref(), 0)
+                groups.setdefault(group, {})[index] = variable
+        for group in groups.values():
+            self._copy_together([group[index] for index in sorted(group)])
 
     def _copy_together(self, group: list[tf.Variable]) -> None:
         name = f"copy/{variable_name(group[0])}"
@@ -60,21 +61,40 @@ class ComputeWeights:
 
     def __call__(self, variable: tf.Variable) -> tf.Tensor:
         copy = self._copies.get(variable.ref())
-        return tf.convert_to_tensor(variable) if copy is None else copy.value()
+        if copy is None:
+            return self._read(variable)
+        value = self._read(copy.variable)
+        return value if copy.columns is None else value[..., copy.columns]
+
+    def _read(self, source: tf.Variable) -> tf.Tensor:
+        held = self._held.get(source.ref())
+        return tf.convert_to_tensor(source) if held is None else held
 
     def joined(self, variables: Sequence[tf.Variable]) -> tf.Tensor:
         copies = [self._copies.get(variable.ref()) for variable in variables]
         if None in copies:
-            return tf.concat([tf.convert_to_tensor(variable) for variable in variables], -1)
+            return tf.concat([self._read(variable) for variable in variables], -1)
         ends = [0, *(copy.columns.stop for copy in copies)]
         if any(
             c.variable is not copies[0].variable or c.columns.start != e for c, e in zip(copies, ends, strict=False)
         ):
             raise ValueError(f"{[v.name for v in variables]} do not lie side by side in this order")
-        return tf.convert_to_tensor(copies[0].variable)
+        return self._read(copies[0].variable)
 
     def lookup(self, variable: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
         return tf.gather(variable, ids)
+
+    def sources(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
+        """The variables that products with these masters read: copies where there are, each once."""
+        copies = [self._copies.get(variable.ref()) for variable in variables]
+        read = [v if copy is None else copy.variable for v, copy in zip(variables, copies, strict=True)]
+        return list({id(source): source for source in read}.values())
+
+    def holding(self, sources: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> "ComputeWeights":
+        """The same weights, but products read `values` instead of these sources."""
+        view = copying.copy(self)
+        view._held = {source.ref(): value for source, value in zip(sources, values, strict=True)}
+        return view
 
     def refresh(self, variable: tf.Variable, value: tf.Tensor) -> None:
         """Stores an updated master and its copy."""
