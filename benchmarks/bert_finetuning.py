@@ -229,6 +229,8 @@ def match(options, task: str, features: Path) -> list[dict]:
         contestants.append(Contestant(label, environment, __file__, arguments))
     rows = []
     for kind in options.work.split(","):
+        for contestant in contestants:
+            contestant.forget_peak()
         count, seconds = TASKS[task][f"{kind}_sample"], {c.label: [] for c in contestants}
         for contestant in contestants:
             contestant.measure(kind, 1)  # compiles every shape, allocates memory
@@ -246,6 +248,7 @@ def match(options, task: str, features: Path) -> list[dict]:
                     "contestant": contestant.label,
                     "sequences_per_second": count / statistics.median(own),
                     "ours_is_faster_by": statistics.median(a / b for a, b in zip(own, ours, strict=True)),
+                    "peak_memory_mb": contestant.peak() / 1e6,  # in prediction with what training left behind
                     "versions": contestant.versions,
                     "seconds": own,
                 }
@@ -292,7 +295,7 @@ def main() -> None:
                 "padded": TASKS[task]["length"],
             }
             rows += match(options, task, path)
-    shown = ("task", "work", "contestant", "sequences_per_second", "ours_is_faster_by")
+    shown = ("task", "work", "contestant", "sequences_per_second", "ours_is_faster_by", "peak_memory_mb")
     print(f"BERT-{options.model}, {options.precision}")
     print(text_table([[row[key] for key in shown] for row in rows], list(shown)))
     default = ROOT / "benchmarks" / "results" / f"bert_finetuning_{options.model}_{options.precision}.json"

@@ -162,8 +162,8 @@ def build_ours(options):
 
     precision = Precision.from_name(options.precision)
     precision.activate()
-    model = BertForQuestionAnswering(huggingface.load_config(options.folder / "weights" / "config.json"))
-    weights = ComputeWeights(model.variables, precision.compute_dtype)
+    model = BertForQuestionAnswering(huggingface.load_config(options.folder / "weights" / "config.json"), seed=None)
+    weights = ComputeWeights(model.variables, precision.compute_dtype, join=True)
     checkpoint.load_weights(weights.masters, str(options.folder / "weights"))
     weights.refresh_all()
     function = create_prediction(model, QuestionAnswering(), weights, batch_spec(SPAN))

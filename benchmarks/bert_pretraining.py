@@ -177,6 +177,7 @@ def match(options, precision: str) -> list[dict]:
             gemm += [2 * 4096.0**3 / s for s in contestant.measure("gemm", 3)]
         print(f"  {precision} round {round_ + 1}/{options.rounds}: "
               + "  ".join(f"{k} {options.batch / v[-1]:.2f}/s" for k, v in seconds.items()), flush=True)  # fmt: skip
+    peaks = {contestant.label: contestant.peak() for contestant in contestants}
     for contestant in contestants:
         contestant.close()
     # The best a core complex can do, not what it did while somebody else had it: upper decile.
@@ -195,6 +196,7 @@ def match(options, precision: str) -> list[dict]:
                 "gemm_peak_gflops": peak / 1e9,
                 "model_flop_utilisation": flops / median / peak,
                 "ours_is_faster_by": statistics.median(ratios),
+                "peak_memory_mb": peaks[contestant.label] / 1e6,  # with the large product for the GEMM peak
                 "versions": contestant.versions,
                 "seconds": seconds[contestant.label],
             }
@@ -229,7 +231,7 @@ def main() -> None:
 
     rows = [row for precision in options.precisions.split(",") for row in match(options, precision)]
     shown = ("contestant", "precision", "sequences_per_second", "model_gflops", "gemm_peak_gflops",
-             "model_flop_utilisation", "ours_is_faster_by")  # fmt: skip
+             "model_flop_utilisation", "ours_is_faster_by", "peak_memory_mb")  # fmt: skip
     print(f"BERT-{options.model}, sequence {options.length}, batch {options.batch}")
     print(text_table([[row[key] for key in shown] for row in rows], list(shown)))
     out = options.out or ROOT / "benchmarks" / "results" / f"bert_pretraining_{options.model}_{options.length}.json"

@@ -107,7 +107,7 @@ class Answerer:
         self.settings = settings
         self.tokenizer = FullTokenizer(vocab_file, settings.do_lower_case)
         model = BertForQuestionAnswering(config, seed=None)
-        variables = ComputeWeights(model.variables, chosen.compute_dtype)
+        variables = ComputeWeights(model.variables, chosen.compute_dtype, join=True)
         checkpoint.load_weights(variables.masters, weights)
         variables.refresh_all()
         self._function = create_prediction(model, QuestionAnswering(), variables, batch_spec(SPAN))

@@ -81,7 +81,7 @@ def main(argv: list[str]) -> None:
     # ---------------------------------------------------------------------------------- model
     encoder = Encoder(config, Initializer(seed=None, stddev=config.initializer_range), has_pooler=False)
     print_line(str(checkpoint.load_weights(encoder.variables, FLAGS.init_checkpoint)))
-    weights = ComputeWeights(encoder.variables, precision.compute_dtype)
+    weights = ComputeWeights(encoder.variables, precision.compute_dtype, join=True)
 
     # ---------------------------------------------------------------------------------- text to features
     total = sum(1 for _ in read_lines(FLAGS.input_file))

@@ -218,7 +218,7 @@ def initial_seed() -> int | None:
 
 
 def build_weights(session: Session, model: tf.Module) -> ComputeWeights:
-    return ComputeWeights(model.variables, session.precision.compute_dtype)
+    return ComputeWeights(model.variables, session.precision.compute_dtype, join=not FLAGS.do_train)
 
 
 # ----------------------------------------------------------------------------------------------- the features

@@ -12,8 +12,10 @@ a micro-batch, L layers, H hidden, I intermediate, A heads, P predictions, V voc
     moments                 8 n, the same for LAMB and Adam (optimization.Optimizer)
     gradients               e n, and 4 V H where a table's looked-up and multiplied gradients meet (weights)
     new weights             6 n: direction, moments and weights that are computed before the old ones are let go
-                            (optimization.Optimizer.apply); at most 16 n, measured, as the walk frees while it goes
-    activations             see `activation_bytes`
+                            (optimization.Optimizer.apply); at most 16 n, measured, as the walk frees while it goes;
+                            none with the kernels, which update in place
+    activations             see `activation_bytes`; where they are recomputed, less what is let go while the
+                            gradients come
     checkpoint snapshot     12 n, on the process that saves, while it is written in the background
     runtime                 TensorFlow itself and what it compiles, measured on a tiny model
 """
@@ -33,7 +35,7 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
-from bert_tf import checkpoint, glue, ner, ops, runs, squad
+from bert_tf import checkpoint, glue, kernels, ner, ops, runs, squad
 from bert_tf.distributed import Distributed
 from bert_tf.features import CLASS, SPAN, TAGS, VALUE, LabelKind, TaskBatch, batch_spec
 from bert_tf.huggingface import load_config
@@ -135,20 +137,22 @@ def activation_bytes(
         intermediate, before and after GELU     2 I
         (the second layer norm's output is the next layer's input)
 
-    which is 8 H + 2 I + 2 A S. Where layers are recomputed their inputs are kept, and of one at a time all of it and as
-    much again for the gradients on their way through it (elsewhere they take the place of what was read). Dropout draws
-    its numbers again instead of storing them. Embeddings: two tables' rows in float32, their sum, its normalised form,
-    before and after dropout. Head: its rows gathered, transformed, before and after GELU and layer norm (4 H), and
-    logits of `outputs` numbers a row: the product in the compute dtype, then in float32 as such, with the bias, and as
-    the gradient that the loss computes beside itself (e + 12).
+    which is 8 H + 2 I + 2 A S. Where layers are recomputed, "layers" is what all of them keep, their inputs, and "one
+    layer" what the one in work takes: all of the above and as much again for the gradients on their way through it.
+    Dropout draws its numbers again instead of storing them. Embeddings: two tables' rows in float32, their sum, its
+    normalised form, before and after dropout. Head: its rows gathered, transformed, before and after GELU and layer
+    norm (4 H), and logits of `outputs` numbers a row: the product in the compute dtype, then in float32 as such, with
+    the bias, and as the gradient that the loss computes beside itself (e + 12).
     """
     hidden, rows = config.hidden_size, batch * length
     layer, heads = 8 * hidden + 2 * config.intermediate_size, config.num_attention_heads
+    n_layers = config.num_hidden_layers
     of_scores = 2 * heads * length * element if keeps_scores else 4 * heads
-    of_layer, n_layers = rows * (layer * element + of_scores + 4 * 4), config.num_hidden_layers
+    of_layer = rows * (layer * element + of_scores + 4 * 4)
     of_row = (4 * hidden if head.transformed else hidden) + (hidden if head.dropped else 0)
     return {
-        "layers": n_layers * rows * hidden * element + 2 * of_layer if recompute else n_layers * of_layer,
+        "layers": n_layers * (rows * hidden * element if recompute else of_layer),
+        **({"one layer": 2 * of_layer} if recompute else {}),
         "embeddings": rows * hidden * (2 * 4 + 4 * element),
         "head": head.rows * (of_row * element + head.outputs * (element + 3 * 4)),
     }
@@ -176,6 +180,11 @@ def memory(
     copied = sum(variable.size for variable in variables if not stays_float32(variable.name)) if element < 4 else 0
     table = config.vocab_size * config.hidden_size if element < 4 else 0
     activations = activation_bytes(config, batch, length, element, head, keeps_scores, recompute)
+    gradients = element * copied + 4 * (n - copied) + 4 * table
+    n_activations = sum(activations.values())
+    if recompute:  # what layers and head keep is let go while the gradients come
+        n_activations -= min(gradients, activations["layers"] + activations["head"])
+    in_place = kernels.library() is not None
     each = ", ".join(f"{part} {size_text(n_bytes)}" for part, n_bytes in activations.items())
     several = micro_batches > 1
     return [
@@ -183,9 +192,13 @@ def memory(
         Part("compute copies", element * copied, precision.name),
         Part("accumulators", 4 * n * several, f"float32, {micro_batches} micro-batches an update"),
         Part("moments", 8 * n, "two, float32"),
-        Part("gradients", element * copied + 4 * (n - copied) + 4 * table, "of one micro-batch"),
-        Part("new weights", NEW_WEIGHTS_BYTES * n, "with their moments, before the old ones are let go"),
-        Part("activations", sum(activations.values()), f"{batch} x {length}{', recomputed' * recompute}: {each}"),
+        Part("gradients", gradients, "of one micro-batch"),
+        Part(
+            "new weights",
+            0 if in_place else NEW_WEIGHTS_BYTES * n,
+            "with their moments, before the old ones are let go",
+        ),
+        Part("activations", n_activations, f"{batch} x {length}{', recomputed' * recompute}: {each}"),
         Part("checkpoint snapshot", 12 * n * saves, "weights and moments, while they are written (rank 0)"),
         Part("runtime", RUNTIME_BYTES, "TensorFlow and compiled programs"),
     ]

@@ -31,21 +31,24 @@ class ComputeWeights:
 
     A copy in the compute dtype is made once an update (`refresh`), not once a micro-batch; embedding rows are looked up
     in the float32 master, whose gradient is a sparse sum in float32. Copies that one product reads lie side by side.
+    In float32 there are no copies, and what one product reads is put side by side each time; join: those have copies
+    all the same, for weights that do not change any more (the optimizer keeps no float32 copies).
     """
 
-    def __init__(self, variables, dtype: tf.DType):
+    def __init__(self, variables, dtype: tf.DType, join: bool = False):
         self.masters = list(variables)
         self.dtype = dtype
         self._copies: dict[Any, _Copy] = {}
         self._held: dict[Any, tf.Tensor] = {}  # see holding
-        if dtype != tf.float32:
-            groups: dict[Any, dict[int, tf.Variable]] = {}
-            for variable in self.masters:
-                if not stays_float32(variable_name(variable)):
-                    group, index = joined_place(variable_name(variable)) or (variable.ref(), 0)
-                    groups.setdefault(group, {})[index] = variable
-            for group in groups.values():
-                self._copy_together([group[index] for index in sorted(group)])
+        groups: dict[Any, dict[int, tf.Variable]] = {}
+        for variable in self.masters:
+            name = variable_name(variable)
+            place = joined_place(name)
+            if (dtype != tf.float32 and not stays_float32(name)) or (join and place):
+                group, index = place or (variable.ref(), 0)
+                groups.setdefault(group, {})[index] = variable
+        for group in groups.values():
+            self._copy_together([group[index] for index in sorted(group)])
 
     def _copy_together(self, group: list[tf.Variable]) -> None:
         name = f"copy/{variable_name(group[0])}"

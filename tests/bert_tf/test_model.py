@@ -196,3 +196,10 @@ def test_config_errors_name_file_and_key(tmp_path, changes, words):
 def test_config_of_google_with_pooler_keys_is_accepted(tmp_path):
     path = write_config(tmp_path, directionality="bidi", pooler_fc_size=768)
     assert model.BertConfig.from_json_file(path).hidden_size == 128
+
+
+def test_without_a_seed_nothing_is_drawn():
+    config = model.BertConfig(11, 8, 1, 2, 12, max_position_embeddings=8, type_vocab_size=2)
+    bert = model.BertForPreTraining(config, seed=None)
+    for variable in bert.variables:
+        assert np.all(variable == (1 if "gamma" in variable.name else 0)), variable.name

@@ -75,6 +75,28 @@ def test_activations_by_hand():
     assert found["layers"] == 32 * (192 * 2 + (4 + 2) * 4)
 
 
+def test_activations_that_are_recomputed_by_hand():
+    found = plan.activation_bytes(
+        BertConfig(**CONFIG | {"num_hidden_layers": 3}),
+        2,
+        16,
+        2,
+        Head(rows=8, outputs=40, transformed=True),
+        recompute=True,
+    )
+    assert found["layers"] == 3 * 32 * 16 * 2 and found["one layer"] == 2 * 32 * (256 * 2 + 16)
+    # Here the gradients outweigh what is let go while they come: layers' inputs and head.
+    kept = parts_of("fp32", recompute=True)["activations"]
+    assert kept == 2 * 32 * (256 * 4 + 16) + 32 * 16 * (2 * 4 + 4 * 4)
+
+
+def test_kernels_update_in_place(monkeypatch):
+    monkeypatch.setattr(plan.kernels, "library", lambda: None)
+    without = parts_of("fp32")
+    monkeypatch.setattr(plan.kernels, "library", lambda: object())
+    assert parts_of("fp32")["new weights"] == 0 and without["new weights"] == 6 * without["weights"] / 4
+
+
 # -------------------------------------------------------------------------------------------------------- pre-training
 @pytest.fixture
 def data(tmp_path: Path) -> Path:

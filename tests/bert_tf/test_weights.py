@@ -13,9 +13,9 @@ CONFIG = model.BertConfig(
 )  # fmt: skip
 
 
-def build(dtype):
+def build(dtype, **options):
     bert = model.BertForPreTraining(CONFIG, seed=1)
-    return bert, ComputeWeights(bert.variables, dtype)
+    return bert, ComputeWeights(bert.variables, dtype, **options)
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16, tf.float16])
@@ -27,9 +27,9 @@ def test_values_are_the_masters(dtype):
         np.testing.assert_array_equal(tf.cast(weights(variable), tf.float32), tf.cast(expected, tf.float32))
 
 
-@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
-def test_joined_values_lie_side_by_side_and_are_renewed(dtype):
-    bert, weights = build(dtype)
+@pytest.mark.parametrize("dtype,join", [(tf.float32, False), (tf.float32, True), (tf.bfloat16, False)])
+def test_joined_values_lie_side_by_side_and_are_renewed(dtype, join):
+    bert, weights = build(dtype, join=join)
     layer = bert.bert.layers[0]
     three = [layer.query, layer.key, layer.value]
     for value in (None, 0.5):
@@ -75,6 +75,25 @@ def test_gradients_reach_the_masters(dtype):
         np.testing.assert_allclose(found[variable.ref()], tf.convert_to_tensor(want), atol=tolerance)
     np.testing.assert_array_equal(found[layer.output_norm.gamma.ref()], np.ones(8))
     assert all(np.all(found[v.ref()] == 1) for v in others)
+
+
+def test_float32_copies_are_of_what_one_product_reads():
+    _, weights = build(tf.float32, join=True)
+    copied = [model.variable_name(v) for v in weights.masters if weights.copy_of(v)]
+    assert len(copied) == 6 and all("/attention/self/" in name for name in copied)
+    assert not any(weights.copy_of(v) for v in build(tf.float32)[1].masters)
+
+
+def test_products_read_the_values_that_are_held():
+    for dtype in (tf.float32, tf.bfloat16):
+        bert, weights = build(dtype)
+        layer = bert.bert.layers[0]
+        sources = weights.sources(layer.variables)
+        assert len(sources) == (len(layer.variables) if dtype == tf.float32 else len(layer.variables) - 4)
+        held = weights.holding(sources, [tf.ones_like(source) * 7 for source in sources])
+        for variable in layer.variables:
+            assert np.all(tf.cast(held(variable), tf.float32) == 7) and not np.all(weights(variable) == 7)
+        assert np.all(tf.cast(held.joined([layer.query.kernel, layer.key.kernel, layer.value.kernel]), tf.float32) == 7)
 
 
 def test_a_master_that_takes_no_part_is_named():
