@@ -12,6 +12,7 @@ about 0.3 kB a distinct n-gram: for corpora of thousands of millions of words th
 
 import argparse
 import gzip
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +22,7 @@ from typing import IO
 from jasper_pt import ngram
 from jasper_pt.manifest import read_manifest
 from runkit.errors import UserError, run_main
-from runkit.files import atomic_open, read_lines
+from runkit.files import atomic_open
 
 BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
 SPECIAL = (BEGIN, END, UNKNOWN, "<UNK>")
@@ -38,8 +39,10 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     flag("--text", nargs="+", default=[], metavar="FILE", help="sentences, one a line (also .gz)")
     flag("--manifests", nargs="+", default=[], metavar="FILE", help="manifests, whose transcripts are taken")
     flag("--order", type=int, default=3, help="n-grams of 1 to so many words")
-    flag("--prune", type=int, nargs="+", default=[0], metavar="N", help="leave out n-grams that come N times at most; "
-         "one number an order from 1 on, the last for those that follow; not above 0 for order 1")  # fmt: skip
+    help = (
+        "leave out n-grams that come N times at most: a number for each order from 1 (0), the last for all that follow"
+    )
+    flag("--prune", type=int, nargs="+", default=[0], metavar="N", help=help)
     flag("--vocabulary", type=int, metavar="N", help="only the N most frequent words; others become <unk>")
     flag("--output", required=True, metavar="FILE", help="ARPA file to write (.gz: compressed)")
     return parser.parse_args(argv)
@@ -79,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
 def read_sentences(text_files: Iterable[str], manifests: Iterable[str]) -> Iterator[list[str]]:
     """The words of each line that has some."""
     for path in text_files:
-        for number, line in enumerate(_lines(path), 1):
+        for number, line in enumerate(ngram.text_lines(path), 1):
             words = line.split()
             for mark in SPECIAL:
                 if mark in words:
@@ -90,16 +93,6 @@ def read_sentences(text_files: Iterable[str], manifests: Iterable[str]) -> Itera
         for utterance in read_manifest(path, Path(path).parent):
             if utterance.transcript.split():
                 yield utterance.transcript.split()
-
-
-def _lines(path: str) -> Iterable[str]:
-    if not path.endswith(".gz"):
-        return read_lines(path)
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as stream:
-            return stream.read().split("\n")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
 
 
 def limit_vocabulary(sentences: Sequence[list[str]], size: int) -> list[list[str]]:
@@ -123,8 +116,8 @@ def adjusted(counts: Sequence[Counter[Ngram]]) -> list[Counter[Ngram]]:
     """Kneser-Ney's counts: below the highest order, in how many ways an n-gram is continued to the left; but n-grams
     that begin with <s>, before which there is nothing, as often as they come."""
     result = []
-    for lower, higher in zip(counts, counts[1:], strict=False):
-        before = Counter(ngram[1:] for ngram in higher)
+    for lower, higher in itertools.pairwise(counts):
+        before = Counter(key[1:] for key in higher)
         result.append(Counter({key: n if key[0] == BEGIN else before[key] for key, n in lower.items()}))
     return [*result, counts[-1]]
 

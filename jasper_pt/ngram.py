@@ -3,8 +3,8 @@
     model = ngram.read("3gram.arpa.gz")
     model.scores(["the", "cat"])        # log10 of p(the | <s>), p(cat | <s> the), p(</s> | the cat)
 
-Read by C++ (search/ngram.cpp), which maps KenLM binary files into memory as they are: those of the kinds probing and trie
-(with or without quantization, with or without array compression). Where C++ cannot be compiled, ArpaReference reads ARPA.
+Read by C++ (search/ngram.cpp), which maps KenLM binary files into memory as they are: those of the kinds probing and
+trie (quantized or not, array-compressed or not). Where C++ cannot be compiled, ArpaReference reads ARPA.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ import functools
 import gzip
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -55,9 +55,25 @@ def is_kenlm(path: str | Path) -> bool:
         raise UserError(f"cannot read the language model {path}: {error.strerror}") from error
 
 
-def _is_gzip(path) -> bool:
-    with open(path, "rb") as stream:
-        return stream.read(2) == GZIP_MAGIC
+def text_lines(path: str | Path) -> Iterator[str]:
+    """The lines of a UTF-8 file, compressed by gzip or not. Raises UserError where it cannot be read."""
+    if not _is_gzip(path):
+        yield from read_lines(path)
+        return
+    try:
+        with gzip.open(path, "rt", encoding="utf-8", newline="\n") as stream:
+            for line in stream:
+                yield line.removesuffix("\n").rstrip("\r")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+
+
+def _is_gzip(path: str | Path) -> bool:
+    try:
+        with open(path, "rb") as stream:
+            return stream.read(2) == GZIP_MAGIC
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
 
 
 def _is_special(word: str) -> bool:
@@ -96,19 +112,15 @@ class NativeModel:
 
     def scores(self, words: Sequence[str], begin: bool = True, end: bool = True) -> list[float]:
         """See Model."""
-        return self._scored(words, begin, end)[0]
+        data = native.texts(words)
+        scores = (ctypes.c_double * (len(words) + end))()
+        self._library.ngram_score(self.handle, data, len(data), begin, end, scores)
+        return list(scores)
 
     def knows(self, word: str) -> bool:
         """See Model."""
         data = word.encode()
         return self._library.ngram_index(self.handle, data, len(data)) != 0
-
-    def _scored(self, words: Sequence[str], begin: bool, end: bool) -> tuple[list[float], list[bool]]:
-        data = native.texts(words)
-        count = len(words) + end
-        scores, known = (ctypes.c_double * count)(), (ctypes.c_int8 * count)()
-        self._library.ngram_score(self.handle, data, len(data), begin, end, scores, known)
-        return list(scores), [bool(value) for value in known]
 
 
 def _read_arpa(path: str | Path) -> int:
@@ -151,23 +163,18 @@ class ArpaReference:
         self.order = 0
         self.probabilities: dict[tuple[str, ...], float] = {("<unk>",): -100.0}
         self.backoffs: dict[tuple[str, ...], float] = {}
-        try:
-            self._read()
-        except (OSError, EOFError, zlib.error) as error:
-            raise UserError(f"cannot read the language model {path}: {error}") from error
+        self._read()
 
     def _read(self):
-        if _is_gzip(self.path):
-            stream = gzip.open(self.path, "rt", encoding="utf-8", newline="\n")
-        else:
-            stream = read_lines(self.path)
-        size = 0
+        begun, size = False, 0
         counts: dict[int, int] = {}
         line = ""
-        for number, raw in enumerate(stream, 1):
+        for number, raw in enumerate(text_lines(self.path), 1):
             line = raw.strip()
             try:
-                if line.startswith("ngram "):
+                if not begun:
+                    begun = line == "\\data\\"
+                elif line.startswith("ngram "):
                     n, count = line.removeprefix("ngram ").split("=")
                     counts[int(n)] = int(count)
                 elif line.startswith("\\") and line.endswith("-grams:"):

@@ -77,7 +77,6 @@ Text Decoder::begin() const {
 }
 
 bool Decoder::append(Text& text, int label) const {
-    if (plain_) return true;
     for (unsigned char byte : labels[label]) {
         if (byte == ' ') {
             if (text.in_word && !end_word(text)) return false;
@@ -140,7 +139,6 @@ bool Decoder::end_word(Text& text) const {
 }
 
 bool Decoder::end(Text& text) const {
-    if (plain_) return true;
     if (text.in_word && !end_word(text)) return false;
     if (model_ && options.sentence_ends) {
         ngram::State ignored;

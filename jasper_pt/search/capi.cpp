@@ -68,19 +68,14 @@ int64_t ngram_index(const ngram::Model* model, const char* word, int64_t size) {
 }
 int64_t ngram_number_of_words(const ngram::Model* model) { return model->words.size(); }
 const char* ngram_word(const ngram::Model* model, int64_t index) { return model->words[index].c_str(); }
-// log10 p of each word, in its context, and of </s> behind them if at_end; whether the model knows each.
+// log10 p of each word, in its context, and of </s> behind them if at_end.
 void ngram_score(const ngram::Model* model, const char* texts, int64_t size, int64_t at_begin, int64_t at_end,
-                 double* scores, int8_t* known) {
+                 double* scores) {
     ngram::State state = at_begin ? model->sentence_begin() : ngram::State{};
     for (const std::string& word : split(texts, size)) {
-        const uint32_t index = model->index(word);
-        *scores++ = model->score(state, index, state);
-        *known++ = index != ngram::UNKNOWN;
+        *scores++ = model->score(state, model->index(word), state);
     }
-    if (at_end) {
-        *scores = model->score(state, model->end_word, state);
-        *known = 1;
-    }
+    if (at_end) *scores = model->score(state, model->end_word, state);
 }
 
 // words: pairs of a spelling and the model's word for it.
@@ -166,8 +161,4 @@ const double* results_scores(const Results* r) { return r->scores.data(); }
 const int64_t* results_ids(const Results* r) { return r->ids.data(); }
 const int64_t* results_frames(const Results* r) { return r->frames.data(); }
 const double* results_confidences(const Results* r) { return r->confidences.data(); }
-
-double ctc_score(const float* log_probs, int64_t frames, int64_t classes, const int32_t* ids, int64_t size) {
-    return beam::ctc_score(log_probs, frames, classes, std::vector<int32_t>(ids, ids + size));
-}
 }

@@ -1,14 +1,14 @@
 """Our C++ for decoding: compiled on the machine it runs on, in some ten seconds, at first use, and kept.
 
-Called through ctypes, which lets go of Python's lock meanwhile. Without g++ (or $CXX) the references in Python run, some
-hundred times slower, and a warning says so. $JASPER_KERNELS: `reference` never uses C++, `cpu` insists on it.
+Called through ctypes, which lets go of Python's lock meanwhile. Without g++ (or $CXX) the references in Python run,
+some hundred times slower, and a warning says so. $JASPER_KERNELS: `reference` never uses C++, `cpu` insists on it.
 """
 
 import ctypes
 import functools
 import os
 import warnings
-from ctypes import POINTER, c_char_p, c_double, c_float, c_int8, c_int32, c_int64, c_long, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int64, c_long, c_void_p
 from pathlib import Path
 
 from runkit.compiled import CompileError, build_folder, compiled_library
@@ -39,7 +39,7 @@ FUNCTIONS = {
     "ngram_index": (c_int64, c_void_p, c_char_p, c_int64),
     "ngram_number_of_words": (c_int64, c_void_p),
     "ngram_word": (c_char_p, c_void_p, c_int64),
-    "ngram_score": (None, c_void_p, c_char_p, c_int64, c_int64, c_int64, POINTER(c_double), POINTER(c_int8)),
+    "ngram_score": (None, c_void_p, c_char_p, c_int64, c_int64, c_int64, POINTER(c_double)),
     "beam_new!": (
         c_void_p,
         *(c_char_p, c_int64, c_void_p, POINTER(Options), c_char_p, c_int64, c_char_p, c_int64, POINTER(c_double)),
@@ -59,7 +59,6 @@ FUNCTIONS = {
     "results_ids": (POINTER(c_int64), c_void_p),
     "results_frames": (POINTER(c_int64), c_void_p),
     "results_confidences": (POINTER(c_double), c_void_p),
-    "ctc_score": (c_double, POINTER(c_float), c_int64, c_int64, POINTER(c_int32), c_int64),
 }
 
 
