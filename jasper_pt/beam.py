@@ -279,10 +279,8 @@ def _call(name: str, *arguments):
         raise ValueError(str(error)) from error
 
 
-def _hypothesis(labels, ids, frames, confidences, score, ctc, lm, hot, words, unknown) -> Hypothesis:
-    ids = list(ids)
-    tokens = Tokens(ids, list(frames), list(confidences))
-    return Hypothesis(decode(ids, labels), tokens, score, ctc, lm, hot, int(words), int(unknown))
+def _hypothesis(labels, tokens: Tokens, score, ctc, lm, hot, words, unknown) -> Hypothesis:
+    return Hypothesis(decode(tokens.ids, labels), tokens, score, ctc, lm, hot, int(words), int(unknown))
 
 
 def _read_results(results: int, labels: Sequence[str]) -> list[list[Hypothesis]]:
@@ -297,6 +295,7 @@ def _read_results(results: int, labels: Sequence[str]) -> list[list[Hypothesis]]
         ids = library.results_ids(results)[:tokens]
         frames = library.results_frames(results)[:tokens]
         confidences = library.results_confidences(results)[:tokens]
+        ends = library.results_ends(results)[:tokens]
     finally:
         library.results_free(results)
     found, at, begin = [], 0, 0
@@ -304,8 +303,7 @@ def _read_results(results: int, labels: Sequence[str]) -> list[list[Hypothesis]]
         found.append([])
         for _ in range(count):
             part = slice(begin, begin + lengths[at])
-            found[-1].append(
-                _hypothesis(labels, ids[part], frames[part], confidences[part], *scores[6 * at : 6 * at + 6])
-            )
+            aligned = Tokens(ids[part], frames[part], confidences[part], ends[part])
+            found[-1].append(_hypothesis(labels, aligned, *scores[6 * at : 6 * at + 6]))
             begin, at = part.stop, at + 1
     return found

@@ -510,10 +510,13 @@ void align(const float* log_probs, int64_t frames, int classes, Hypothesis& hypo
             break;
     }
     hypothesis.frames.assign(ids.size(), 0);
+    hypothesis.ends.assign(ids.size(), 0);
     hypothesis.confidences.assign(ids.size(), 0);
     for (int64_t t = static_cast<int64_t>(trellis.lows.size()) - 1; t >= 0; --t) {
         if (state % 2) {
             hypothesis.frames[state / 2] = t;
+            int64_t& end = hypothesis.ends[state / 2];
+            end = std::max(end, t + 1);
             float& confidence = hypothesis.confidences[state / 2];
             confidence = std::max(confidence, std::exp(log_probs[t * classes + ids[state / 2]]));
         }

@@ -73,7 +73,7 @@ struct Text {
 
 struct Hypothesis {
     std::vector<int32_t> ids;
-    std::vector<int64_t> frames; // at which each begins, in the best alignment
+    std::vector<int64_t> frames, ends; // at which each begins, and the one behind its last, in the best alignment
     std::vector<float> confidences; // the greatest probability of each over its frames
     double score, ctc, lm, bonus; // lm: log10
     int64_t words, unknown;
@@ -152,7 +152,7 @@ class Search {
 
 // ln p(ids | log_probs), the sum over all alignments (Graves et al. 2006).
 double ctc_score(const float* log_probs, int64_t frames, int classes, const std::vector<int32_t>& ids);
-// Fills the frames and confidences of the most probable alignment.
+// Fills the frames, ends and confidences of the most probable alignment.
 void align(const float* log_probs, int64_t frames, int classes, Hypothesis& hypothesis);
 
 } // namespace beam

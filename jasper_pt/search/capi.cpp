@@ -35,7 +35,7 @@ struct Results {
     std::vector<int64_t> hypotheses; // of each utterance
     std::vector<int64_t> tokens; // of each hypothesis
     std::vector<double> scores; // of each hypothesis: score, ctc, lm, bonus, words, unknown
-    std::vector<int64_t> ids, frames; // of each token
+    std::vector<int64_t> ids, frames, ends; // of each token
     std::vector<double> confidences;
 
     void add(const std::vector<beam::Hypothesis>& utterance) {
@@ -45,6 +45,7 @@ struct Results {
             for (double value : {h.score, h.ctc, h.lm, h.bonus, double(h.words), double(h.unknown)}) scores.push_back(value);
             ids.insert(ids.end(), h.ids.begin(), h.ids.end());
             frames.insert(frames.end(), h.frames.begin(), h.frames.end());
+            ends.insert(ends.end(), h.ends.begin(), h.ends.end());
             confidences.insert(confidences.end(), h.confidences.begin(), h.confidences.end());
         }
     }
@@ -160,5 +161,6 @@ const int64_t* results_tokens(const Results* r) { return r->tokens.data(); }
 const double* results_scores(const Results* r) { return r->scores.data(); }
 const int64_t* results_ids(const Results* r) { return r->ids.data(); }
 const int64_t* results_frames(const Results* r) { return r->frames.data(); }
+const int64_t* results_ends(const Results* r) { return r->ends.data(); }
 const double* results_confidences(const Results* r) { return r->confidences.data(); }
 }

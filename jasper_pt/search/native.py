@@ -58,6 +58,7 @@ FUNCTIONS = {
     "results_scores": (POINTER(c_double), c_void_p),
     "results_ids": (POINTER(c_int64), c_void_p),
     "results_frames": (POINTER(c_int64), c_void_p),
+    "results_ends": (POINTER(c_int64), c_void_p),
     "results_confidences": (POINTER(c_double), c_void_p),
 }
 

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jasper_pt.decode import Tokens
+
 Ids = tuple[int, ...]
 LN_10 = math.log(10)
 MINUS_INFINITY = -math.inf
@@ -85,7 +87,7 @@ class Reference:
         return {ids: found[ids] for ids in kept}
 
     def best(self):
-        """See beam.BeamDecoder.best: ids, frames, confidences and scores."""
+        """See beam.BeamDecoder.best; the fields of a beam.Hypothesis but its text."""
         ids = max(self.beam, key=lambda ids: log_add(*self.beam[ids]) + self._score(ids))
         return self._evaluate(ids, self._text(ids))
 
@@ -105,12 +107,12 @@ class Reference:
             candidates.append(greedy)
         read = [(ids, self._read(ids, ended=True)) for ids in candidates]
         found = [self._evaluate(ids, text) for ids, text in read if text is not None]
-        return sorted(found, key=lambda entry: -entry[3])[:n_best]
+        return sorted(found, key=lambda entry: -entry[1])[:n_best]
 
     def _evaluate(self, ids: Ids, text: TextScore):
         ctc = ctc_score(self.log_probs, ids)
-        frames, confidences = align(self.log_probs, ids)
-        return ids, frames, confidences, ctc + text.score, ctc, text.lm, text.bonus, text.words, text.unknown
+        tokens = align(self.log_probs, ids)
+        return tokens, ctc + text.score, ctc, text.lm, text.bonus, text.words, text.unknown
 
     # ---------------------------------------------------------------------------------------------- the text's score
     def _text(self, ids: Ids) -> TextScore | None:
@@ -205,10 +207,10 @@ def ctc_score(log_probs: np.ndarray, ids: Ids) -> float:
     return float(np.logaddexp.reduce(forward[-2:]))
 
 
-def align(log_probs: np.ndarray, ids: Ids) -> tuple[list[int], list[float]]:
-    """First frames, and greatest probabilities, of the labels in their most probable alignment."""
+def align(log_probs: np.ndarray, ids: Ids) -> Tokens:
+    """The labels in their most probable alignment."""
     if not ids:
-        return [], []
+        return Tokens([], [], [], [])
     p, skips = _states(log_probs, ids)
     forward = np.full(p.shape[1], MINUS_INFINITY)
     forward[:2] = p[0, :2]
@@ -221,10 +223,11 @@ def align(log_probs: np.ndarray, ids: Ids) -> tuple[list[int], list[float]]:
         steps.append(ways.argmax(0))
         forward = ways.max(0) + row
     state = len(forward) - 1 if forward[-1] >= forward[-2] else len(forward) - 2
-    frames, peaks = [0] * len(ids), [0.0] * len(ids)
+    frames, ends, peaks = [0] * len(ids), [0] * len(ids), [0.0] * len(ids)
     for t in range(len(p) - 1, -1, -1):
         if state % 2:
             frames[state // 2] = t
+            ends[state // 2] = max(ends[state // 2], t + 1)
             peaks[state // 2] = max(peaks[state // 2], math.exp(p[t, state]))
         state -= int(steps[t][state])
-    return frames, peaks
+    return Tokens(list(ids), frames, peaks, ends)

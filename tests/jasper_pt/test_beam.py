@@ -163,6 +163,7 @@ def test_pruned_searches_are_the_same_in_both(arpa, monkeypatch):
         assert [h.tokens.ids for h in found] == [h.tokens.ids for h in expected]
         for h, e in zip(found, expected, strict=True):
             assert h.tokens.frames == e.tokens.frames
+            assert h.tokens.ends == e.tokens.ends
             assert h.tokens.confidences == pytest.approx(e.tokens.confidences)
             assert h[2:] == pytest.approx(e[2:], abs=1e-4)
 
@@ -193,6 +194,7 @@ def test_tokens_of_the_greedy_text_are_the_greedy_ones(in_both):
     for tokens, expected in zip(decoder.tokens(log_probs, lengths), greedy_tokens(log_probs, lengths), strict=True):
         assert tokens.ids == expected.ids
         assert tokens.frames == expected.frames
+        assert tokens.ends == expected.ends
         assert tokens.confidences == pytest.approx(expected.confidences)
 
 
