@@ -10,6 +10,7 @@ namespace {
 
 constexpr double MINUS_INFINITY = -std::numeric_limits<double>::infinity();
 const double LN_10 = std::log(10.0);
+constexpr int64_t RESCORED = 4; // so many of the best prefixes at least are scored exactly at the end
 
 double log_add(double a, double b) {
     if (a < b) std::swap(a, b);
@@ -382,7 +383,8 @@ std::vector<Hypothesis> Search::finish(int64_t n_best) const {
         return a.first != b.first ? a.first > b.first : a.second->id < b.second->id;
     };
     std::sort(ends.begin(), ends.end(), better);
-    if (static_cast<int64_t>(ends.size()) > n_best) ends.resize(n_best);
+    const int64_t rescored = std::max(n_best, RESCORED);
+    if (static_cast<int64_t>(ends.size()) > rescored) ends.resize(rescored);
 
     std::vector<std::vector<int32_t>> candidates;
     for (const auto& [score, node] : ends) candidates.push_back(labels_of(node));
@@ -487,13 +489,46 @@ double forward(const float* log_probs, int64_t frames, int classes, const std::v
 
 // Whole trellises as long as they are small. Of hour-long texts a band, which is widened until the end is within it.
 constexpr int64_t WHOLE = 1 << 25; // states times frames
-double first_band(int64_t frames, const std::vector<int32_t>& ids) {
-    return frames * (2 * static_cast<int64_t>(ids.size()) + 1) <= WHOLE ? INFINITY : 200;
+bool is_small(int64_t frames, const std::vector<int32_t>& ids) {
+    return frames * (2 * static_cast<int64_t>(ids.size()) + 1) <= WHOLE;
 }
+double first_band(int64_t frames, const std::vector<int32_t>& ids) { return is_small(frames, ids) ? INFINITY : 200; }
 
 } // namespace
 
+// The same in probabilities, scaled at each frame so that the greatest is 1, which is much faster. What becomes too small
+// for a double is lost: it is below e^-700 then, and what follows a state has a probability of at most 1. So a result
+// above e^-600 lacks nothing that a double would show; of a smaller one this returns -inf.
+static double scaled_forward(const float* log_probs, int64_t frames, int classes, const std::vector<int32_t>& ids) {
+    const int64_t states = 2 * ids.size() + 1;
+    const int blank = classes - 1;
+    if (frames == 0) return ids.empty() ? 0 : MINUS_INFINITY;
+    // Two zeros in front of the states; and whether the blank before a state may be left out, as a factor.
+    std::vector<double> p(states + 2, 0), skips(states, 0), row(classes);
+    for (size_t i = 1; i < ids.size(); ++i) skips[2 * i + 1] = ids[i] != ids[i - 1];
+    double scale = 0;
+    for (int64_t t = 0; t < frames; ++t) {
+        for (int c = 0; c < classes; ++c) row[c] = std::exp(static_cast<double>(log_probs[t * classes + c]));
+        double greatest = 0;
+        for (int64_t s = std::min(states, 2 * t + 2) - 1; s >= 0; --s) {
+            double* here = &p[s + 2];
+            const double before = t ? here[0] + here[-1] + skips[s] * here[-2] : 1;
+            *here = before * row[s % 2 ? ids[s / 2] : blank];
+            greatest = std::max(greatest, *here);
+        }
+        if (greatest == 0) return MINUS_INFINITY;
+        scale += std::log(greatest);
+        for (double& value : p) value /= greatest;
+    }
+    const double result = std::log(p[states + 1] + (states > 1 ? p[states] : 0)) + scale;
+    return result > -600 ? result : MINUS_INFINITY;
+}
+
 double ctc_score(const float* log_probs, int64_t frames, int classes, const std::vector<int32_t>& ids) {
+    if (is_small(frames, ids)) {
+        const double fast = scaled_forward(log_probs, frames, classes, ids);
+        if (fast > MINUS_INFINITY) return fast;
+    }
     for (double band = first_band(frames, ids);; band = band < 1e5 ? band * 4 : INFINITY) {
         const double result = forward<false>(log_probs, frames, classes, ids, band, nullptr, nullptr);
         if (result > MINUS_INFINITY || band == INFINITY) return result;

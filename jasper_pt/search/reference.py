@@ -14,6 +14,7 @@ from jasper_pt.decode import Tokens
 Ids = tuple[int, ...]
 LN_10 = math.log(10)
 MINUS_INFINITY = -math.inf
+RESCORED = 4  # so many of the best prefixes at least are scored exactly at the end
 
 
 class TextScore(NamedTuple):
@@ -95,7 +96,7 @@ class Reference:
         """See beam.BeamDecoder.finish."""
         ends = {ids: self._read(ids, ended=True) for ids in self.beam}
         ends = {ids: log_add(*self.beam[ids]) + text.score for ids, text in ends.items() if text is not None}
-        candidates = sorted(ends, key=lambda ids: -ends[ids])[:n_best]
+        candidates = sorted(ends, key=lambda ids: -ends[ids])[: max(n_best, RESCORED)]
         if not candidates:
             ids = max(self.beam, key=lambda ids: log_add(*self.beam[ids]) + self._score(ids))
             while self._read(ids, ended=True) is None:

@@ -224,6 +224,20 @@ def test_batches_and_threads_do_not_matter(arpa):
     assert pickle.loads(pickle.dumps(decoder)).decode(log_probs, lengths, 2) == alone
 
 
+@pytest.mark.skipif(native.library() is None, reason="no g++, or JASPER_KERNELS=reference")
+def test_long_utterances_are_aligned_within_a_band():
+    """10,000 frames of 5,000 labels: beyond 2^25 states times frames."""
+    source = random.Random(8)
+    ids = [source.randrange(3) for _ in range(5000)]
+    path = torch.tensor([index for label in ids for index in (label, 3)])
+    log_probs = torch.nn.functional.one_hot(path, 4).float().mul(8).log_softmax(-1)
+    ((hypothesis,),) = BeamDecoder(LABELS, BeamOptions(width=4)).decode(log_probs[None], torch.tensor([len(path)]))
+    assert hypothesis.tokens.ids == ids
+    assert hypothesis.tokens.frames == list(range(0, 10_000, 2))
+    best_path = float(log_probs.double().max(-1).values.sum())
+    assert best_path < hypothesis.ctc < best_path / 2
+
+
 def test_a_language_model_corrects(arpa, in_both):
     # Greedy hears "bb"; "ab" is a little less probable, and a word of the model.
     log_probs = torch.tensor([[-9.0, -1.0, -0.6, -4.0], [-9.0, -5.0, -5.0, -0.1], [-9.0, -4.0, -0.1, -4.0]])
