@@ -7,20 +7,16 @@ over it. jasper_pt.tune_decoder writes such files.
 import argparse
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-from torch import Tensor
 
 from jasper_pt import ngram
 from jasper_pt.beam import BeamDecoder, BeamOptions
 from jasper_pt.config import read_yaml
-from jasper_pt.decode import Tokens, greedy_tokens
+from jasper_pt.decode import greedy_tokens
+from jasper_pt.streaming import Decoder
 from runkit.errors import UserError
 from runkit.files import read_lines
-
-# (log_probs [B,T,V], lengths [B]) -> what was recognised in each utterance
-Decode = Callable[[Tensor, Tensor], list[Tokens]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +123,7 @@ def beam_decoder(options: DecoderOptions, labels: Sequence[str], lm: ngram.Model
     )
 
 
-def choose_decoder(args: argparse.Namespace, labels: Sequence[str]) -> Decode:
+def choose_decoder(args: argparse.Namespace, labels: Sequence[str]) -> Decoder:
     """The decoder that a command line asks for."""
     options = from_arguments(args)
     if options.decoder == "greedy":

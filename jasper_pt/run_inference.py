@@ -34,13 +34,14 @@ from jasper_pt import checkpoint, distributed, nemo
 from jasper_pt.audio import audio_info
 from jasper_pt.config import Config, load_config, parse_config
 from jasper_pt.decode import Tokens
-from jasper_pt.decoder_options import Decode, add_flags, choose_decoder
+from jasper_pt.decoder_options import add_flags, choose_decoder
 from jasper_pt.evaluation import Forward, evaluation_form, loader_types
 from jasper_pt.loader import AsrBatch, filter_utterances, transcript_rules
 from jasper_pt.manifest import Utterance, read_manifest
 from jasper_pt.metrics import ErrorCounts, character_errors, word_errors
 from jasper_pt.model import build_model
 from jasper_pt.precision import PRECISIONS, choose_precision
+from jasper_pt.streaming import Decoder
 from jasper_pt.text import decode, read_labels
 from jasper_pt.transcript import WRITERS, Transcript, output_names, save_transcript, transcript_of
 from runkit import machine
@@ -208,7 +209,7 @@ def load_model(args: argparse.Namespace, config: Config, contents: dict[str, Any
 
 # ------------------------------------------------------------------------------------------------- transcription
 def transcribe(
-    args, config, utterances, recognise, read_tokens: Decode, group
+    args, config, utterances, recognise, read_tokens: Decoder, group
 ) -> tuple[list[str | None], list[str], dict[int, Tensor], list[str]]:
     """On the root: texts in the order of the utterances (None: not readable), their words with times (if --times), the
     log-probabilities by index if --save_logits asks for them, and what is wrong with files that cannot be read; nothing
@@ -422,7 +423,7 @@ def save_logits(path: Path, utterances: Sequence[Utterance], logits: dict[int, T
 
 
 # ---------------------------------------------------------------------------------------------------------- speed
-def measure(args, config, utterances, recognise, read_tokens: Decode, group, log) -> None:
+def measure(args, config, utterances, recognise, read_tokens: Decoder, group, log) -> None:
     """Latency of full batches, the set over and over: of the data (waiting for the next batch), of the network (model
     and decoding, until the result is on the host), and of both. Of several processes, which do the same at the
     same time, the root tells its own latencies and the throughput of all."""

@@ -29,9 +29,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from jasper_pt import ngram
 from jasper_pt.decode import greedy_tokens
-from jasper_pt.decoder_options import PATHS, Decode, DecoderOptions, add_flags, beam_decoder, from_arguments
+from jasper_pt.decoder_options import PATHS, DecoderOptions, add_flags, beam_decoder, from_arguments
 from jasper_pt.manifest import read_manifest
 from jasper_pt.metrics import ErrorCounts, character_errors, word_errors
+from jasper_pt.streaming import Decoder
 from jasper_pt.text import Normalizer, decode
 from runkit.errors import UserError, run_main
 from runkit.files import atomic_open
@@ -136,7 +137,7 @@ def search(
     return min((best._replace(width=width) for width in sorted(widths)), key=errors)
 
 
-def measure(tokens: Decode, dev: DevelopmentSet) -> Outcome:
+def measure(tokens: Decoder, dev: DevelopmentSet) -> Outcome:
     """Decodes the set."""
     texts: list[str] = []
     seconds = 0.0
