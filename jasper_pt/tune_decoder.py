@@ -106,6 +106,9 @@ def main(argv: list[str] | None = None) -> int:
         alphas = args.alphas if lm is not None else [0.0]  # without a model it has no effect
         best = search(errors, alphas, args.betas, args.widths, args.search == "grid")
 
+    for name, value, values in (("alphas", best.alpha, alphas), ("betas", best.beta, args.betas)):
+        if len(values) > 2 and value in (min(values), max(values)):
+            print(f"note: {value:g} is at the end of --{name}: values beyond it may be better")
     greedy = measure(greedy_tokens, dev)
     table = [row("greedy", None, greedy), *(row("beam", *entry) for entry in outcomes.items())]
     print(text_table(rounded(table)))
