@@ -33,13 +33,15 @@ from torch import Tensor, nn
 from jasper_pt import checkpoint, distributed, nemo
 from jasper_pt.audio import audio_info
 from jasper_pt.config import Config, load_config, parse_config
-from jasper_pt.decode import Tokens, greedy, greedy_tokens
+from jasper_pt.decode import Tokens
+from jasper_pt.decoder_options import add_flags, choose_decoder
 from jasper_pt.evaluation import Forward, evaluation_form, loader_types
 from jasper_pt.loader import AsrBatch, filter_utterances, transcript_rules
 from jasper_pt.manifest import Utterance, read_manifest
 from jasper_pt.metrics import ErrorCounts, character_errors, word_errors
 from jasper_pt.model import build_model
 from jasper_pt.precision import PRECISIONS, choose_precision
+from jasper_pt.streaming import Decoder
 from jasper_pt.text import decode, read_labels
 from jasper_pt.transcript import WRITERS, Transcript, output_names, save_transcript, transcript_of
 from runkit import machine
@@ -94,6 +96,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     flag("-o", "--output_dir", default="results/", help="log, per-utterance report, summary")
     flag("--log_file", help="DLLogger JSON lines; default <output_dir>/nvlog_infer.json")
     flag("--override_config", action="append", default=[], metavar="PATH=VALUE", help="changes the configuration")
+    add_flags(parser)
     return parser.parse_args(argv)
 
 
@@ -116,6 +119,7 @@ def infer(args: argparse.Namespace, group: distributed.Distributed) -> int:
     log = open_log(args, group.rank)
     contents = checkpoint.read(args.ckpt) if args.ckpt else None
     config = choose_config(args, contents)
+    read_tokens = choose_decoder(args, config.labels)
     model = load_model(args, config, contents, log).to(group.device)
     recognise = recogniser(evaluation_form(model, precision, group.device), args.pad_leading)
 
@@ -131,11 +135,11 @@ def infer(args: argparse.Namespace, group: distributed.Distributed) -> int:
 
     # ------------------------------------------------------------------------------ measure, or transcribe and report
     if args.steps:
-        measure(args, config, utterances, recognise, group, log)
+        measure(args, config, utterances, recognise, read_tokens, group, log)
         log.close()
         group.close()
         return 0
-    texts, times, logits, unreadable = transcribe(args, config, utterances, recognise, group)
+    texts, times, logits, unreadable = transcribe(args, config, utterances, recognise, read_tokens, group)
     if group.is_root:
         failures += unreadable
         for message in failures:
@@ -205,7 +209,7 @@ def load_model(args: argparse.Namespace, config: Config, contents: dict[str, Any
 
 # ------------------------------------------------------------------------------------------------- transcription
 def transcribe(
-    args, config, utterances, recognise, group
+    args, config, utterances, recognise, read_tokens: Decoder, group
 ) -> tuple[list[str | None], list[str], dict[int, Tensor], list[str]]:
     """On the root: texts in the order of the utterances (None: not readable), their words with times (if --times), the
     log-probabilities by index if --save_logits asks for them, and what is wrong with files that cannot be read; nothing
@@ -226,7 +230,7 @@ def transcribe(
     with show as bar:
         for batch in loader:
             log_probs, lengths = recognise(batch)
-            for row, (index, tokens) in enumerate(zip(batch.indices, greedy_tokens(log_probs, lengths), strict=True)):
+            for row, (index, tokens) in enumerate(zip(batch.indices, read_tokens(log_probs, lengths), strict=True)):
                 times = ""
                 if args.output_format or args.times:
                     transcript = timed(args, config, batch, row, tokens)
@@ -419,9 +423,9 @@ def save_logits(path: Path, utterances: Sequence[Utterance], logits: dict[int, T
 
 
 # ---------------------------------------------------------------------------------------------------------- speed
-def measure(args, config, utterances, recognise, group, log) -> None:
+def measure(args, config, utterances, recognise, read_tokens: Decoder, group, log) -> None:
     """Latency of full batches, the set over and over: of the data (waiting for the next batch), of the network (model
-    and greedy decoding, until the result is on the host), and of both. Of several processes, which do the same at the
+    and decoding, until the result is on the host), and of both. Of several processes, which do the same at the
     same time, the root tells its own latencies and the throughput of all."""
     size, device = args.batch_size, group.device
     count = max(len(utterances) // size, 1) * size  # full batches only
@@ -437,7 +441,7 @@ def measure(args, config, utterances, recognise, group, log) -> None:
             batch = next(stream)
             synchronise(device)
             times.append(time.perf_counter())
-            greedy(*recognise(batch), config.labels)
+            read_tokens(*recognise(batch))
             times.append(time.perf_counter())
             if step >= args.warmup_steps:
                 for name, (start, end) in zip(series, ((0, 1), (1, 2), (0, 2)), strict=True):

@@ -22,6 +22,7 @@ import numpy as np
 
 import jasper_pt
 from jasper_pt.audio import MAX_AMPLITUDE, SAMPLE_RATES
+from jasper_pt.decoder_options import add_flags, choose_decoder
 from jasper_pt.nemo import SUFFIX
 from jasper_pt.precision import PRECISIONS
 from jasper_pt.run_inference import UNREADABLE, list_audio
@@ -62,6 +63,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     flag("--rate", type=int, default=16000, help="samples a second of raw samples on stdin (default: %(default)s)")
     flag("--output_format", nargs="+", choices=tuple(WRITERS), default=[], help="also write transcripts in these forms")
     flag("-o", "--output_dir", default="results/transcripts", help="where to (default: %(default)s)")
+    add_flags(parser)
     args = parser.parse_args(argv)
     if bool(args.inputs) == args.microphone:
         raise UserError("name files, folders or - (stdin), or give --microphone; one of the two")
@@ -80,6 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     files = [] if args.microphone or args.inputs == ["-"] else list_audio(args.inputs)
     model = find_model(args.model)
     recognizer = jasper_pt.load(model, "cpu" if args.cpu else None, args.precision, ema=not args.raw_weights)
+    recognizer.decoder = choose_decoder(args, recognizer.labels)
     delay = f"; words are known {windows.latency:g} s after they were said, at most" if live else ""
     note(f"model {model} ({recognizer.precision}){delay}")
 

@@ -19,6 +19,9 @@
 #   NUM_STEPS (0; above: time so many batches), NUM_WARMUP_STEPS (0)
 #   NNODES, RDZV_ENDPOINT, RDZV_ID: several machines, as for train.sh
 #   LOG_FILE (OUTPUT_DIR/nvlog_infer.json), DISTRIBUTED, OMP_NUM_THREADS, ASR_PYTHON
+#   DECODER (greedy): or beam, a CTC prefix beam search (docs/decoding.md), with
+#     LM (n-gram model, ARPA or KenLM binary), LM_ALPHA (0.5), LM_BETA (0), BEAM_WIDTH (100), LEXICON (words allowed),
+#     HOTWORDS (words preferred), DECODER_CONFIG (all of these, as tune_decoder.sh writes them): files and numbers; none
 #
 # examples: CHECKPOINT=results/QuartzNet_best_checkpoint.pt DATASET=dev-clean bash scripts/inference.sh
 #           CHECKPOINT=mine.pt MODEL_CONFIG=quartznet5x5 bash scripts/inference.sh --transcribe_wav speech.flac
@@ -60,6 +63,9 @@ flags=(
     ${CHECKPOINT:+"--ckpt=$CHECKPOINT"} ${PREDICTION_FILE:+"--save_predictions=$PREDICTION_FILE"}
     ${LOGITS_FILE:+"--save_logits=$LOGITS_FILE"}
     "${overrides[@]}"
+    ${DECODER:+"--decoder=$DECODER"} ${DECODER_CONFIG:+"--decoder_config=$DECODER_CONFIG"}
+    ${LM:+"--lm=$LM"} ${LM_ALPHA:+"--lm_alpha=$LM_ALPHA"} ${LM_BETA:+"--lm_beta=$LM_BETA"}
+    ${BEAM_WIDTH:+"--beam_width=$BEAM_WIDTH"} ${LEXICON:+"--lexicon=$LEXICON"} ${HOTWORDS:+"--hotwords=$HOTWORDS"}
 )
 [[ $given_config == false ]] || flags+=("--model_config=$MODEL_CONFIG")
 [[ $AMP == false ]] || flags+=(--amp)

@@ -8,6 +8,7 @@
 #   --microphone   the default input, until Ctrl+C (needs the package sounddevice)
 #   --model PATH   checkpoint, .nemo archive or training folder (default: the newest in results/)
 #   --output_format txt json ctm srt vtt, --output_dir DIR   transcripts with times
+#   --decoder beam --lm MODEL, or --decoder_config FILE   beam search: docs/decoding.md
 #   --live, --chunk, --left, --right, --memory SECONDS   windows and latency: docs/streaming.md
 #   All flags: python -m jasper_pt.transcribe --help. ASR_PYTHON: the interpreter.
 #

@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from jasper_pt import checkpoint, run_inference
+from jasper_pt import build_lm, checkpoint, run_inference
 from runkit.errors import UserError
 from runkit.log import read_log
 
@@ -85,6 +85,18 @@ def test_texts_and_log_probabilities_do_not_depend_on_the_batch(infer, manifest,
             torch.testing.assert_close(values, other[key], rtol=0, atol=1e-4)
     with safe_open(tmp_path / "l", "pt") as file:
         assert file.metadata() == {"labels": json.dumps([" ", *"abcd"])}
+
+
+def test_beam_search(infer, manifest, corpus, tmp_path):
+    (tmp_path / "text.txt").write_text("\n".join(references(corpus)))
+    build_lm.main(["--text", str(tmp_path / "text.txt"), "--output", str(tmp_path / "3gram.arpa")])
+    words = sorted({word for text in references(corpus) for word in text.split()})
+    (tmp_path / "words.txt").write_text("\n".join(words))
+    model = ("--lm", tmp_path / "3gram.arpa", "--beam_width", 10, "--lexicon", tmp_path / "words.txt")
+    assert infer(*manifest, "--decoder", "beam", *model, "--save_predictions", tmp_path / "p.txt") == 0
+    assert (tmp_path / "p.txt").read_text().split("\n") == references(corpus)
+    assert json.loads((tmp_path / "out" / "summary_infer.json").read_text())["wer"] == 0
+    assert infer(*manifest, "--decoder", "beam", "--steps", 2, "--batch_size", 4) == 0
 
 
 def test_two_runs_are_identical(infer, manifest, tmp_path):

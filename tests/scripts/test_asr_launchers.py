@@ -395,6 +395,29 @@ def test_inference_variables():
     assert "save_predictions" not in only_flags(dry("inference.sh", PREDICTION_FILE=""))
 
 
+def test_beam_search():
+    given = {"DECODER": "beam", "LM": "3gram.arpa", "LM_ALPHA": 0.7, "LM_BETA": 2, "BEAM_WIDTH": 50}
+    files = {"LEXICON": "words.txt", "HOTWORDS": "hot.txt", "DECODER_CONFIG": "decoder.yaml"}
+    for script in ("inference.sh", "evaluation.sh"):
+        found = only_flags(dry(script, **given, **files))
+        assert {key: found[key] for key in map(str.lower, given | files)} == {
+            key.lower(): str(value) for key, value in (given | files).items()
+        }
+    assert not {key.lower() for key in given | files} & only_flags(dry("inference.sh")).keys()
+
+
+def test_tuning_of_the_beam_search(tmp_path: Path):
+    variables = {"LM": "3gram.arpa", "DATASET": "dev-clean", "CHECKPOINT": "mine.pt", "OUTPUT_DIR": tmp_path}
+    result = dry("tune_decoder.sh", "--widths", "10", **variables)
+    network, tuner = (shlex.split(line) for line in result.stdout.splitlines() if not line.startswith("note"))
+    assert "inference.sh" in network[-1] and f"LOGITS_FILE={tmp_path}/dev-clean.logits.safetensors" in network
+    assert "CHECKPOINT=mine.pt" in network and not any(word.startswith("LM=") for word in network)
+    assert tuner[1:3] == ["-m", "jasper_pt.tune_decoder"] and tuner[-2:] == ["--widths", "10"]
+    assert {"--lm=3gram.arpa", f"--output={tmp_path}/decoder.yaml"} < set(tuner)
+    (tmp_path / "dev-clean.logits.safetensors").touch()
+    assert "inference.sh" not in dry("tune_decoder.sh", **variables).stdout
+
+
 def test_a_checkpoint_brings_its_config():
     assert "model_config" not in only_flags(dry("inference.sh", CHECKPOINT="mine.pt"))
     found = only_flags(dry("inference.sh", CHECKPOINT="mine.pt", MODEL_CONFIG="quartznet5x5"))
