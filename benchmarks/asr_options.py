@@ -16,7 +16,8 @@ group, 95 % by paired bootstrap over utterances (Bisani and Ney, ICASSP 2004). O
 figure, the interval does not tell.
 
 A run that is finished in FOLDER is not made again, and one that was interrupted goes on: to begin anew, take another
-FOLDER. With --runs only these are trained; the table has what there is.
+FOLDER. With --runs only these are trained; the table has what there is. --divide N makes all runs but "start" N times
+shorter, for a machine with little time.
 """
 
 import argparse
@@ -38,6 +39,7 @@ from data.parallel import available_cores  # noqa: E402
 from jasper_pt import run_inference  # noqa: E402
 from jasper_pt.audio import SAMPLE_RATE, read_audio  # noqa: E402
 from jasper_pt.augment import utterance_rng  # noqa: E402
+from jasper_pt.average_checkpoints import of_epochs  # noqa: E402
 from jasper_pt.manifest import Utterance, read_manifest, write_manifest  # noqa: E402
 from jasper_pt.surroundings import add_noise, coloured_noise  # noqa: E402
 from runkit import machine  # noqa: E402
@@ -66,9 +68,10 @@ class Training(NamedTuple):
     flags: tuple[str, ...] = ()
 
 
+Runs = dict[str, Training]
 NOISE = ("noise_perturbation.p=0.5", "noise_perturbation.min_snr_db=0", "gain_perturbation.p=0.5")
 continued = partial(Training, 4, 1e-3, "start", "continued")
-RUNS = {
+RUNS: Runs = {
     "start": Training(24, 3e-3),
     "continued": Training(4, 1e-3, "start"),
     "continued twice": Training(8, 1e-3, "start", "continued"),
@@ -124,9 +127,9 @@ def python(*words: str) -> None:
     subprocess.run([sys.executable, *words], cwd=ROOT, check=True, env=os.environ | environment)
 
 
-def train(name: str, work: Path, seed: int) -> None:
+def train(name: str, runs: Runs, work: Path, seed: int) -> None:
     """Trains the run, or goes on with it, unless it is finished."""
-    run = RUNS[name]
+    run = runs[name]
     if (work / name / "summary.json").exists():
         return
     corpus = work / "corpus"
@@ -135,19 +138,21 @@ def train(name: str, work: Path, seed: int) -> None:
         --gpu_batch_size 16 --epochs {run.epochs} --warmup_epochs {0 if run.start else 1} --lr {run.rate}
         --lr_policy cosine --optimizer adamw --weight_decay 0.01 --ema 0.99 --eval_frequency 500
         --prediction_frequency 0 --log_frequency 125 --save_frequency 1 --keep_newest {AVERAGED}""".split()
-    words += [f"--init_ckpt={final_checkpoint(run.start, work)}"] if run.start else []
+    words += [f"--init_ckpt={final_checkpoint(run.start, runs, work)}"] if run.start else []
     words += [f"--override_config={change}" for change in run.changes] + [flag.format(work=work) for flag in run.flags]
     python("-m", "jasper_pt.run_training", f"--output_dir={work / name}", *words)
 
 
-def final_checkpoint(name: str, work: Path) -> Path:
+def final_checkpoint(name: str, runs: Runs, work: Path) -> Path:
     """The run's last checkpoint."""
-    return work / name / f"QuartzNet_epoch{RUNS[name].epochs}_checkpoint.pt"
+    return work / name / f"QuartzNet_epoch{runs[name].epochs}_checkpoint.pt"
 
 
 def averages(work: Path) -> dict[str, Path]:
-    """Averages of the last checkpoints of "continued", made unless they are there."""
+    """Averages of the last checkpoints of "continued", made unless they are there; none where it has but one."""
     corpus, made = work / "corpus", {}
+    if len(of_epochs(work / "continued")) < AVERAGED:
+        return made
     statistics = [f"--train_manifests={corpus}/librispeech-train-wav.json", f"--dataset_dir={corpus}"]
     for name, flags in (("average", []), ("average, statistics recomputed", statistics)):
         made[name] = work / "averages" / f"{name.replace(', ', '_').replace(' ', '_')}.pt"
@@ -197,7 +202,7 @@ def minutes(name: str, work: Path) -> float:
 
 
 # ----------------------------------------------------------------------------------------------------------- table
-def table(work: Path) -> list[dict]:
+def table(runs: Runs, work: Path) -> list[dict]:
     """A row for each run that is finished, and for the averages."""
     rows, results = [], {}
 
@@ -215,11 +220,11 @@ def table(work: Path) -> list[dict]:
             row[f"{name}, difference"] = compared or None
         rows.append(row)
 
-    for name, run in RUNS.items():
+    for name, run in runs.items():
         if (work / name / "summary.json").exists():
-            add(name, final_checkpoint(name, work), name, run.baseline, True)
+            add(name, final_checkpoint(name, runs, work), name, run.baseline, True)
             if name == "continued":
-                add("continued, last weights", final_checkpoint(name, work), name, name, False)
+                add("continued, last weights", final_checkpoint(name, runs, work), name, name, False)
                 for title, path in averages(work).items():
                     add(f"continued, {title}", path, name, name, False)
     return rows
@@ -229,19 +234,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="corpus, runs and tests")
     parser.add_argument("--runs", nargs="*", choices=tuple(RUNS), default=list(RUNS))
+    parser.add_argument("--divide", type=int, default=1, metavar="N", help="epochs by N, 1, 2 or 4")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS / "asr_options.json")
     options = parser.parse_args()
+    if options.divide not in (1, 2, 4):
+        parser.error(f"--divide {options.divide}: the epochs of all runs can be divided by 1, 2 and 4")
+    runs = {
+        name: run if name == "start" else run._replace(epochs=run.epochs // options.divide)
+        for name, run in RUNS.items()
+    }
     work = options.work.resolve()
     make_data(work)
     for name in options.runs:
-        train(name, work, options.seed)
-    rows = table(work)
+        train(name, runs, work, options.seed)
+    rows = table(runs, work)
     shown = [{k: f"{v:.2f}" if isinstance(v, float) else v for k, v in row.items()} for row in rows]
     print(markdown_table(shown))
     settings = {"seed": options.seed, "snr_db": SNR_DB, "sizes": SIZES}
-    runs = {name: run._asdict() for name, run in RUNS.items()}
-    result = {"settings": settings, "runs": runs, "machine": machine.describe(["torch", "numpy"]), "rows": rows}
+    described = {name: run._asdict() for name, run in runs.items()}
+    result = {"settings": settings, "runs": described, "machine": machine.describe(["torch", "numpy"]), "rows": rows}
     write_json(options.out, result)
     print(f"written: {options.out}")
 
