@@ -1,6 +1,7 @@
 """Read speech made on the spot, for machines without a corpus: espeak-ng reads sentences of a small grammar.
 
     python -m data.embedded_speech --output_dir data/embedded_speech [--train 2000] [--dev 200] [--test 200]
+                                   [--language en|ru]
 
 In LibriSpeech layout, 16 kHz mono FLAC: <output_dir>/{train,dev,test}/<speaker>/1/<speaker>-1-<utterance>.flac with
 .trans.txt files, and librispeech-{train,dev,test}-wav.json beside the three folders. SPEAKERS.TXT tells the voices.
@@ -8,7 +9,8 @@ In LibriSpeech layout, 16 kHz mono FLAC: <output_dir>/{train,dev,test}/<speaker>
 espeak-ng runs together ("of the") are one, joined by "_".
 
 A voice is a timbre (espeak-ng's variants: larynx and formants) with an accent, a rate and a pitch. No timbre and no
-sentence of one split is in another; the words, about 180, are the same everywhere. There is a little room noise, since
+sentence of one split is in another; the words, about 180, are the same everywhere (other languages than English:
+data/embedded_languages.py). There is a little room noise, since
 no real recording has samples that are exactly 0.
 
 The same seed and sizes give the same bytes, however many processes make them.
@@ -33,6 +35,8 @@ import numpy as np
 import soundfile
 import soxr
 
+from data import embedded_languages
+from data.embedded_languages import Grammar
 from data.librispeech import manifest_name, write_manifest
 from data.parallel import available_cores
 from data.stage import RECORD, is_current
@@ -94,40 +98,43 @@ RULES = {
     "When": ["yesterday", "today", *["on Day"] * 4, "last Season", "before Meal", "at Hour o'clock"],
 }
 MAX_WORDS = 9
+ACCENTS = ("en-us", "en-gb-x-rp", "en-us-nyc", "en-gb-scotland")
+ENGLISH = Grammar(WORDS, RULES, ACCENTS, ("the", "a", "and", "o'clock"))
+GRAMMARS = {"en": ENGLISH} | embedded_languages.GRAMMARS
 
 
-def sentence(random_source: random.Random) -> str:
+def sentence(random_source: random.Random, grammar: Grammar = ENGLISH) -> str:
     """One sentence of 2 to MAX_WORDS words."""
     while True:
-        words = _expand("Sentence", random_source)
-        if len(words) <= MAX_WORDS and not _has_twins(words):
+        words = _expand("Sentence", random_source, grammar)
+        if len(words) <= MAX_WORDS and not _has_twins(words, grammar):
             return " ".join(words).replace(" a empty", " an empty")
 
 
-def _expand(symbol: str, random_source: random.Random) -> list[str]:
+def _expand(symbol: str, random_source: random.Random, grammar: Grammar) -> list[str]:
     base, mark, suffix = symbol.partition("'")
-    if base in WORDS:
-        return [random_source.choice(WORDS[base].split()) + mark + suffix]
-    if symbol in RULES:
-        form = random_source.choice(RULES[symbol])
-        return [word for part in form.split() for word in _expand(part, random_source)]
+    if base in grammar.words:
+        return [random_source.choice(grammar.words[base].split()) + mark + suffix]
+    if symbol in grammar.rules:
+        form = random_source.choice(grammar.rules[symbol])
+        return [word for part in form.split() for word in _expand(part, random_source, grammar)]
     return [symbol]
 
 
-def _has_twins(words: Sequence[str]) -> bool:
+def _has_twins(words: Sequence[str], grammar: Grammar) -> bool:
     """Whether a word comes twice ("anna and anna"), articles and such aside."""
-    content = [word for word in words if word not in ("the", "a", "and", "o'clock")]
+    content = [word for word in words if word not in grammar.articles]
     return len(set(content)) < len(content)
 
 
-def sentences(n: int, seed: int) -> list[str]:
+def sentences(n: int, seed: int, language: str = "en") -> list[str]:
     """n different sentences."""
     random_source = random.Random(f"sentences {seed}")
     found: dict[str, None] = {}
     misses = 0
     while len(found) < n:
         before = len(found)
-        found.setdefault(sentence(random_source))
+        found.setdefault(sentence(random_source, GRAMMARS[language]))
         misses = misses + 1 if len(found) == before else 0
         if misses > 10_000:
             raise UserError(f"the grammar has not {n} different sentences: ask for fewer utterances")
@@ -136,7 +143,6 @@ def sentences(n: int, seed: int) -> list[str]:
 
 # ----------------------------------------------------------------------------------------------------------- voices
 
-ACCENTS = ("en-us", "en-gb-x-rp", "en-us-nyc", "en-gb-scotland")
 # Timbres by split. Robots and voices with an accent of their own are left out; and those with breath, which sounds
 # different in every process.
 TIMBRES = {
@@ -156,12 +162,13 @@ class Speaker(NamedTuple):
     pitch_range: int  # 0..100
 
 
-def speakers(split: str, seed: int) -> list[Speaker]:
+def speakers(split: str, seed: int, language: str = "en") -> list[Speaker]:
     """The voices of a split."""
+    accents = GRAMMARS[language].accents
     random_source = random.Random(f"speakers {split} {seed}")
     first = {"train": 1001, "dev": 2001, "test": 3001}[split]
     voices = [
-        f"{ACCENTS[(index + turn) % len(ACCENTS)]}+{timbre}"
+        f"{accents[(index + turn) % len(accents)]}+{timbre}"
         for turn in range(ACCENTS_PER_TIMBRE)
         for index, timbre in enumerate(TIMBRES[split])
     ]
@@ -338,7 +345,9 @@ def recording(speech: np.ndarray, sample_rate: int, random_source: random.Random
 SPLITS = tuple(TIMBRES)
 
 
-def make_corpus(output_dir: Path, sizes: dict[str, int], seed: int = 0, n_processes: int = 1) -> None:
+def make_corpus(
+    output_dir: Path, sizes: dict[str, int], seed: int = 0, n_processes: int = 1, language: str = "en"
+) -> None:
     """Makes the corpus unless it is there, whole and made in the same way. sizes: utterances by split.
 
     Raises UserError when output_dir holds such folders of another origin, or espeak-ng is not as it should be.
@@ -347,6 +356,9 @@ def make_corpus(output_dir: Path, sizes: dict[str, int], seed: int = 0, n_proces
     version = importlib.metadata.version("espeakng-loader")
     inputs = [{"name": "espeakng-loader", "version": version}, {"name": "rules", "sha256": sha256_file(__file__)}]
     settings = {"seed": seed, **sizes}
+    if language != "en":
+        inputs.append({"name": "languages", "sha256": sha256_file(embedded_languages.__file__)})
+        settings["language"] = language
     record = output_dir / RECORD
     if is_current(record, inputs, settings):
         print(f"{output_dir}: up to date")
@@ -356,12 +368,12 @@ def make_corpus(output_dir: Path, sizes: dict[str, int], seed: int = 0, n_proces
             raise UserError(f"{output_dir / split} is there and was not made here; choose another --output_dir")
     write_json(record, {"inputs": inputs, "settings": settings, "files": {}})
 
-    texts = iter(sentences(sum(sizes.values()), seed))
+    texts = iter(sentences(sum(sizes.values()), seed, language))
     with contextlib.ExitStack() as stack:
         readings = []
         for split in SPLITS:
             folder = stack.enter_context(atomic_directory(output_dir / split))
-            voices = speakers(split, seed)[: sizes[split]]
+            voices = speakers(split, seed, language)[: sizes[split]]
             shares = [len(range(index, sizes[split], len(voices))) for index in range(len(voices))]
             for speaker, share in zip(voices, shares, strict=True):
                 readings.append(Reading(speaker, [next(texts) for _ in range(share)], folder, seed))
@@ -369,7 +381,7 @@ def make_corpus(output_dir: Path, sizes: dict[str, int], seed: int = 0, n_proces
     with atomic_open(output_dir / "SPEAKERS.TXT", "w") as stream:
         stream.write("; ID | SUBSET | VOICE | WORDS A MINUTE | PITCH | RANGE\n")
         for split in SPLITS:
-            for speaker in speakers(split, seed)[: sizes[split]]:
+            for speaker in speakers(split, seed, language)[: sizes[split]]:
                 stream.write(" | ".join([speaker.key, split, *map(str, speaker[1:])]) + "\n")
     for split in SPLITS:
         write_manifest(output_dir / split, output_dir / manifest_name(split))
@@ -408,6 +420,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--output_dir", type=Path, required=True)
     for split, size in (("train", 2000), ("dev", 200), ("test", 200)):
         parser.add_argument(f"--{split}", type=int, default=size, metavar="N", help=f"utterances (default: {size})")
+    parser.add_argument("--language", choices=tuple(GRAMMARS), default="en", help="of sentences and voices")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--n_processes", type=int, default=available_cores())
     return parser.parse_args()
@@ -418,7 +431,7 @@ def main() -> None:
     sizes = {split: getattr(arguments, split) for split in SPLITS}
     if min(sizes.values()) < 1 or arguments.n_processes < 1:
         raise UserError("--train, --dev, --test and --n_processes are at least 1")
-    make_corpus(arguments.output_dir, sizes, arguments.seed, arguments.n_processes)
+    make_corpus(arguments.output_dir, sizes, arguments.seed, arguments.n_processes, arguments.language)
 
 
 if __name__ == "__main__":

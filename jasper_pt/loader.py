@@ -33,7 +33,7 @@ from torch import Tensor
 
 from jasper_pt.audio import read_audio
 from jasper_pt.augment import draw_masks, loud_part, mask_features, perturb, speed_factor, utterance_rng
-from jasper_pt.config import AudioConfig, Config, InputConfig
+from jasper_pt.config import AudioConfig, Config, FeatureConfig, InputConfig
 from jasper_pt.features import LogMel
 from jasper_pt.manifest import Utterance
 from jasper_pt.surroundings import make_surroundings
@@ -108,6 +108,17 @@ class FilterReport(NamedTuple):
         return lines
 
 
+def output_frames(seconds: float, features: FeatureConfig, stride: int) -> int:
+    """Frames that a model makes of so much audio. stride: feature frames an output frame."""
+    frames = -(-round(seconds * features.sample_rate) // features.hop_length)
+    return -(-frames // stride)
+
+
+def encoder_stride(config: Config) -> int:
+    """Feature frames an output frame."""
+    return math.prod(block.stride for block in config.encoder.blocks)
+
+
 def filter_utterances(
     utterances: Sequence[Utterance], config: Config, *, train: bool, stride: int | None = None
 ) -> tuple[list[Utterance], FilterReport]:
@@ -119,8 +130,8 @@ def filter_utterances(
     UserError when nothing is left.
     """
     inputs = _inputs(config, train)
-    audio, hop = inputs.audio, inputs.features.hop_length
-    stride = stride or math.prod(block.stride for block in config.encoder.blocks)
+    audio = inputs.audio
+    stride = stride or encoder_stride(config)
     rules = transcript_rules(audio, config.labels)
     kept, too_short, too_long, infeasible = [], [], [], []
     unknown: Counter[str] = Counter()
@@ -137,9 +148,9 @@ def filter_utterances(
             continue
         missing: Counter[str] = Counter()
         needed = frames_needed(encode(rules(utterance.transcript, config.labels, missing), config.labels))
-        frames = -(-round(utterance.duration * audio.sample_rate) // hop)
-        if train and needed > -(-frames // stride):
-            infeasible.append((utterance.key, needed, -(-frames // stride)))
+        frames = output_frames(utterance.duration, inputs.features, stride)
+        if train and needed > frames:
+            infeasible.append((utterance.key, needed, frames))
             continue
         unknown += missing
         kept.append(utterance)

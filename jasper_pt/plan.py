@@ -309,16 +309,20 @@ def look_for_checkpoints(
     for path in filter(None, (args.ckpt, args.init_ckpt)):
         contents = plan.attempt(checkpoint.read, path)
         if contents is not None:
-            plan.attempt(check_weights, model, contents, path)
-            plan.fact("starts from", path)
+            other = path == args.init_ckpt and list(contents.get("labels", config.labels)) != list(config.labels)
+            plan.attempt(check_weights, model, contents, path, but_decoder=other)
+            plan.fact("starts from", f"{path}, but for the decoder: other labels" if other else path)
             if path == args.ckpt:
                 return contents, float(contents.get("epoch", 0))
     return None, 0.0
 
 
-def check_weights(model: AcousticModel, contents: dict, source: str) -> None:
+def check_weights(model: AcousticModel, contents: dict, source: str, but_decoder: bool = False) -> None:
     """Raises UserError where the weights of a checkpoint do not fit the model, which needs no memory for them."""
-    meta = {name: torch.empty(tensor.shape, device="meta") for name, tensor in contents["state_dict"].items()}
+    weights = checkpoint.present_names(contents["state_dict"])
+    meta = {name: torch.empty(tensor.shape, device="meta") for name, tensor in weights.items()}
+    if but_decoder:
+        meta |= {name: tensor for name, tensor in model.state_dict().items() if name.startswith("decoder.")}
     checkpoint.load_weights(model, meta, source)
 
 

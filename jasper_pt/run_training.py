@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -27,9 +27,9 @@ if __package__ in (None, ""):  # started by path: python jasper_pt/run_training.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from jasper_pt import checkpoint, distributed, plan, schedules
+from jasper_pt import checkpoint, data_report, distributed, plan, schedules
 from jasper_pt.augment import enlarge_time_masks
 from jasper_pt.checkpoint import Checkpoints, Position, Run
 from jasper_pt.config import Config, load_config
@@ -45,7 +45,7 @@ from jasper_pt.model import build_model
 from jasper_pt.novograd import OPTIMIZERS, create_optimizer
 from jasper_pt.precision import PRECISIONS, LossScale, choose_precision
 from jasper_pt.text import read_labels
-from jasper_pt.train_step import TrainingStep, UpdateResult, pre_allocate
+from jasper_pt.train_step import TrainingStep, UpdateResult, batch_norms, pre_allocate
 from runkit import guards, machine
 from runkit.background import BackgroundWriter
 from runkit.errors import UserError, run_main
@@ -123,6 +123,16 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         default=2.5,
         help="with --consistency so many times the time masks of the YAML file (added)",
     )
+    flag("--freeze_batch_norm", action="store_true", help="that, and BatchNorm's scales and shifts unchanged (added)")
+    flag(
+        "--freeze_encoder",
+        type=int,
+        nargs="?",
+        const=-1,
+        default=0,
+        metavar="N",
+        help="only the decoder learns in the first N updates; without N: in all (added)",
+    )
     flag("--nonfinite_patience", type=int, default=10, help="stop after so many non-finite updates in a row (added)")
     flag(
         "--explosion_factor",
@@ -155,7 +165,12 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     flag("--num_workers", type=int, help="threads that read audio, a process; default: by the machine (added)")
     flag("--resume", action="store_true", help="go on from the newest checkpoint in output_dir, else from --ckpt")
     flag("--ckpt", help="full state to start from: weights, optimizer, EMA, epoch")
-    flag("--init_ckpt", help="weights to start from (EMA where there is one); all else starts anew (added)")
+    flag("--init_ckpt", "--init_from", help="weights to start from (EMA where there is one); all else anew (added)")
+    flag(
+        "--copy_label_rows",
+        action="store_true",
+        help="where --init_ckpt has other labels: rows of the decoder for those in both, and the blank (added)",
+    )
     flag("--save_frequency", type=int, default=10, help="epochs between checkpoints")
     flag("--save_steps", type=int, default=0, help="updates between further checkpoints; 0: none (added)")
     flag("--no_save", action="store_true", help="write no checkpoint at all, as for a benchmark (added)")
@@ -171,6 +186,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     flag("--val_manifests", required=True, nargs="+")
     flag("--dataset_dir", required=True, help="folder that audio paths in the manifests start from")
     flag("--normalizer", choices=tuple(NORMALIZERS), help="rules for transcripts; default: the YAML file's (added)")
+    flag("--check_data", action="store_true", help="report on the manifests and their audio, and end (added)")
     flag("--output_dir", required=True, help="checkpoints, logs, curves, TensorBoard")
     flag("--report", action="store_true", help="write <output_dir>/report.html at the end (added)")
     flag("--log_file", help="DLLogger JSON lines; default <output_dir>/nvlog.json")
@@ -188,6 +204,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.plan:
         return plan.training(args, check_arguments, read_config, choose_global_batch, continues_job)
     check_arguments(args)
+    if args.check_data:
+        return data_report.training(args, read_config(args))
 
     # ------------------------------------------------------------------------------ processes and precision
     group = distributed.init(args.cpu, args.local_rank, args.peer_timeout)
@@ -272,7 +290,7 @@ def train(args: argparse.Namespace, group: distributed.Distributed) -> int:
         best_wer = float(saved.get("best_wer", math.inf))
         log.info(f"going on from {source}: {position.epoch} epochs and {position.update} updates done")
     elif args.init_ckpt:
-        start_weights(run, args.init_ckpt, log)
+        start_weights(run, args.init_ckpt, config.labels, args.copy_label_rows, log)
     else:
         log.info(f"starting from random weights (seed {seed})")
     if global_batch != args.gpu_batch_size * args.grad_accumulation * group.size:
@@ -294,9 +312,10 @@ def train(args: argparse.Namespace, group: distributed.Distributed) -> int:
         loader.unit,
         loader.shares,
         args.clip_norm,
-        args.freeze_bn_stats,
+        args.freeze_bn_stats or args.freeze_batch_norm,
         seed,
         args.consistency,
+        frozen_parameters(model, args.freeze_encoder, args.freeze_batch_norm),
     )
     if args.pre_allocate_range:
         pre_allocate_all(
@@ -734,6 +753,10 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise UserError(f"--keep_newest is {args.keep_newest}; it must be 2 or more, in case the newest one is damaged")
     if not 1 <= args.consistency_mask_ratio <= 100:
         raise UserError(f"--consistency_mask_ratio is {args.consistency_mask_ratio}; it must be from 1 to 100")
+    if args.freeze_encoder < -1:
+        raise UserError(f"--freeze_encoder is {args.freeze_encoder}; it must be 0 (off) or more, or -1 (all updates)")
+    if args.copy_label_rows and not args.init_ckpt:
+        raise UserError("--copy_label_rows needs --init_ckpt, whose rows it copies")
     if args.init_ckpt and args.ckpt:
         raise UserError("--ckpt (go on with everything) and --init_ckpt (weights only) exclude each other")
 
@@ -869,14 +892,55 @@ def resume_position(saved: dict, source: Path, fresh: Position, log: RunLog) -> 
     return dataclasses.replace(fresh, epoch=position.epoch, update=position.update)
 
 
-def start_weights(run: Run, path: str, log: RunLog) -> None:
-    """Weights to start from: the moving average where the checkpoint has one."""
+def start_weights(run: Run, path: str, labels: Sequence[str], copy_label_rows: bool, log: RunLog) -> None:
+    """Weights to start from: the moving average where the checkpoint has one. The decoder stays as drawn where the
+    checkpoint has other labels (one that names none is taken to have these), but for the rows asked for."""
     contents = checkpoint.read(path)
     kind = "state_dict" if contents.get("ema_state_dict") is None else "ema_state_dict"
-    checkpoint.load_weights(run.model, contents[kind], path)
+    weights = checkpoint.present_names(contents[kind])
+    before = contents.get("labels", labels)
+    if list(before) != list(labels):
+        drawn = {name: run.model.state_dict()[name] for name in decoder_names(run.model)}
+        weights, copied = relabelled(weights, drawn, before, labels if copy_label_rows else [])
+        rows = f"rows of {copied} labels and the blank copied" if copy_label_rows else "drawn anew"
+        log.warning(
+            f"{path} has the {len(before)} labels {''.join(before)!r}, this run the {len(labels)} labels "
+            f"{''.join(labels)!r}: decoder {rows}"
+        )
+    checkpoint.load_weights(run.model, weights, path)
     if run.ema:
-        checkpoint.load_weights(run.ema.model, contents[kind], path)
+        checkpoint.load_weights(run.ema.model, weights, path)
     log.info(f"starting from the weights ({kind}) of {path}")
+
+
+def decoder_names(model: nn.Module) -> list[str]:
+    """Names of the decoder's parameters."""
+    return [name for name, _ in model.named_parameters() if name.startswith("decoder.")]
+
+
+def relabelled(
+    weights: Mapping[str, Tensor], drawn: Mapping[str, Tensor], before: Sequence[str], copied: Sequence[str]
+) -> tuple[dict[str, Tensor], int]:
+    """`weights` with the decoder `drawn` (tensors whose first axis is the labels and the blank, which is last) in place
+    of its own, whose labels are `before`; and how many rows it keeps: those of the labels in `copied`, the new ones,
+    and then the blank's too."""
+    old = {label: row for row, label in enumerate(before)}
+    rows = [(row, old[label]) for row, label in enumerate(copied) if label in old]
+    made = {name: tensor.detach().clone() for name, tensor in drawn.items()}
+    for name, tensor in made.items() if copied else ():
+        if name in weights and len(weights[name]) == len(before) + 1 and weights[name].shape[1:] == tensor.shape[1:]:
+            for new, row in (*rows, (-1, -1)):
+                tensor[new] = weights[name][row]
+    return {**weights, **made}, len(rows)
+
+
+def frozen_parameters(model: nn.Module, encoder_updates: int, batch_norm: bool) -> list[tuple[nn.Parameter, float]]:
+    """Parameters that do not learn, each with the last update in which it does not (infinity: never)."""
+    until = math.inf if encoder_updates < 0 else encoder_updates
+    frozen = {p: until for name, p in model.named_parameters() if until and not name.startswith("decoder.")}
+    if batch_norm:
+        frozen |= {p: math.inf for layer in batch_norms(model) for p in layer.parameters()}
+    return list(frozen.items())
 
 
 def pre_allocate_all(step: TrainingStep, batch_size: int, bounds: list[int], config: Config, log: RunLog) -> None:

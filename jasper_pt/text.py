@@ -156,13 +156,14 @@ class Normalizer:
 
 
 def normalize_any(text: str, labels: Labels, unknown: Counter[str] | None = None) -> str:
-    """Text in these labels, without knowledge of a language; see Normalizer."""
+    """Text in these labels, without knowledge of a language; see Normalizer. Labels with a dotless i are of a language
+    (Turkish, Azerbaijani) in which I is its capital, and İ that of i."""
     text = unicodedata.normalize("NFC", text)
-    if not any(label != label.lower() for label in labels):
-        text = unicodedata.normalize("NFC", text.lower())
     known = _indices(tuple(labels))
+    if not any(label != label.lower() for label in labels):
+        text = lower_case(text, dotless_i="ı" in known)
     if "'" in known and "’" not in known:
-        text = text.replace("’", "'")
+        text = text.translate(APOSTROPHES)
     out = []
     for character in text:
         if character in known:
@@ -177,6 +178,16 @@ def normalize_any(text: str, labels: Labels, unknown: Counter[str] | None = None
     # Words are set apart by blanks even where the labels have none (Chinese, for example): those go at the end.
     words = "".join(out).split()
     return (" " if " " in known else "").join(words)
+
+
+APOSTROPHES = str.maketrans({"’": "'"})
+
+
+def lower_case(text: str, dotless_i: bool = False) -> str:
+    """Text in lower case, composed (NFC)."""
+    if dotless_i:
+        text = text.replace("I", "ı").replace("İ", "i")
+    return unicodedata.normalize("NFC", text.lower())
 
 
 def normalize(text: str, labels: Labels, unknown: Counter[str] | None = None) -> str:

@@ -71,7 +71,10 @@ class TrainingStep:
         freeze_bn_stats: bool = False,
         seed: int = 0,
         consistency: float = 0.0,
+        frozen: Sequence[tuple[nn.Parameter, float]] = (),
     ):
+        """frozen: parameters that do not learn, each up to this update of the run."""
+        self.frozen = list(frozen)
         self.run, self.precision, self.distributed = run, precision, distributed
         self.update_size, self.shares = update_size, list(shares)
         self.clip_norm, self.freeze_bn_stats, self.seed = clip_norm, freeze_bn_stats, seed
@@ -93,6 +96,9 @@ class TrainingStep:
         with the run's seed and the place in the global batch decides the dropout. stop_requested: asked once, after the
         last micro-batch."""
         self.set_mode()
+        if self.distributed.size == 1:  # several processes exchange all gradients, and leave these aside after that
+            for parameter, last in self.frozen:
+                parameter.requires_grad_(update > last)
         self.run.optimizer.zero_grad(set_to_none=True)
         losses: list[Tensor] = []
         keys: list[list[str]] = []
@@ -116,6 +122,9 @@ class TrainingStep:
         sums = torch.cat([sums, torch.tensor(own, dtype=torch.float64, device=device), self.statistics.collected])
         self.distributed.all_reduce_sum(sums)
         total, utterances, seconds, stops = sums[:4].tolist()  # the one wait for the device in an update
+        for parameter, last in self.frozen:
+            if update <= last:
+                parameter.grad = None  # so that optimizers pass it over, their weight decay too
         norm, applied = self._apply(total, int(utterances), learning_rate, sums[4:])
         return UpdateResult(
             total / utterances,

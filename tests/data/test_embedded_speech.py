@@ -217,3 +217,22 @@ def test_command_line(tmp_path: Path):
     assert len(utterances(tmp_path / "out", "train")) == 4
     failed = call("--train", "0")
     assert failed.returncode == 2 and "at least 1" in failed.stderr
+
+
+# -------------------------------------------------------------------------------------------------- another alphabet
+def test_russian_sentences_and_speech(tmp_path: Path):
+    made = sentences(3000, seed=1, language="ru")
+    assert len(set(made)) == 3000 and all(2 <= len(text.split()) <= MAX_WORDS for text in made)
+    letters = set("".join(made))
+    assert letters <= set(" абвгдежзийклмнопрстуфхцчшщъыьэюяё") and len(letters) == 33  # ъ is in none of the words
+    grammar = embedded_speech.GRAMMARS["ru"]
+    words = {word for text in made for word in text.split()}
+    assert {word for line in grammar.words.values() for word in line.split()} <= words
+
+    sizes = {"train": 3, "dev": 1, "test": 1}
+    make_corpus(tmp_path, sizes, language="ru")
+    found, report = check_files(utterances(tmp_path, "train"))
+    assert len(found) == 3 and report.lines() == []
+    assert {u.transcript for u in found} <= set(sentences(5, 0, "ru"))
+    assert "| ru+" in (tmp_path / "SPEAKERS.TXT").read_text(encoding="utf-8")
+    assert all(u.duration > 0.6 for u in found)
