@@ -12,7 +12,7 @@ import tensorflow as tf
 from bert_tf import kernels, losses, model, ops
 from bert_tf.ops import DropoutKey
 from bert_tf.weights import ComputeWeights
-from tests.bert_tf import test_train_step
+from tests.bert_tf import test_packing, test_train_step
 
 CONFIG = dataclasses.replace(test_train_step.CONFIG, num_hidden_layers=2)
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,3 +119,14 @@ def test_peak_memory_falls():
         for how in ("kept", "again")
     ]
     assert peaks[1] < peaks[0] - 300e6
+
+
+def test_packed_batches_have_the_same_gradients():
+    bert, objective, _, pack = test_packing.pretraining_case()
+    batch, key = pack(test_packing.ROWS), DropoutKey(tf.constant(3, tf.uint32), tf.constant(0, tf.uint32))
+    found = []
+    for recompute in (False, True):
+        bert.bert.recompute_activations = recompute
+        found.append(test_packing.loss_and_gradients(bert, objective, batch, key))
+    for one, other in zip(*map(tf.nest.flatten, found), strict=True):
+        np.testing.assert_array_equal(one, other)
