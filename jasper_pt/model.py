@@ -68,7 +68,7 @@ class Frames:
         """The frames behind a convolution; the same object where it keeps their number."""
         if conv.stride == (1,):
             return self
-        return Frames(conv.output_lengths(self.lengths), conv.output_lengths(self.total), self.masked)
+        return type(self)(conv.output_lengths(self.lengths), conv.output_lengths(self.total), self.masked)
 
     def zero(self, x: Tensor) -> Tensor:
         """x [B,C,T] or [B,C,1,T] with zeros on padding."""

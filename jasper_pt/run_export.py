@@ -1,0 +1,283 @@
+"""Exports an acoustic model for other runtimes, and checks the exports against the model on real utterances.
+
+    python -m jasper_pt.run_export --ckpt QuartzNet_best_checkpoint.pt --val_manifests dev.json \
+        --dataset_dir DATA --output_dir OUT --int8
+
+OUT gets model.onnx (features [B,F,T] float32 and lengths [B] int64 in; log_probs [B,T',V] and output_lengths [B] out;
+B and T are dynamic, padding is masked inside), model.pt2 (the same as a torch.export program), model_int8.onnx with
+--int8, and metadata.json. An export that does not agree with the model is an error, and OUT then stays as it was.
+"""
+
+import argparse
+import copy
+import hashlib
+import importlib.metadata
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+if __package__ in (None, ""):  # started by path: python jasper_pt/run_export.py
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import torch
+from torch import Tensor, nn
+
+from jasper_pt import checkpoint
+from jasper_pt.config import Config
+from jasper_pt.decode import greedy
+from jasper_pt.evaluation import Forward
+from jasper_pt.fast import fold_batch_norm
+from jasper_pt.loader import AsrBatch, EvalLoader, filter_utterances
+from jasper_pt.manifest import read_manifest
+from jasper_pt.metrics import ErrorCounts, word_errors
+from jasper_pt.model import AcousticModel, Frames
+from jasper_pt.run_inference import choose_config, load_model
+from runkit.errors import UserError, run_main
+from runkit.files import atomic_directory, sha256_file, write_json
+from runkit.log import RunLog
+
+OPSET = 18
+TOLERANCE = 1e-3  # of log-probabilities of valid frames; float32 sums in another order differ by about 1e-5
+MIN_FRAMES = 3  # T of the exports: the strided first convolution of the traced program cannot take fewer
+PACKAGES = ("torch", "onnx", "onnxruntime", "onnxscript")
+
+
+class TracedFrames(Frames):
+    """Frames whose mask is always made, by operations on tensors alone: a tracer cannot look at the lengths."""
+
+    def __init__(self, lengths: Tensor, total: int, masked: bool = True):
+        self.lengths, self.total, self.masked = lengths, total, masked
+        self.valid, self.padding = None, None
+        if masked:
+            self.padding = (torch.arange(total, device=lengths.device) >= lengths[:, None])[:, None]
+
+
+class ExportedForm(nn.Module):
+    """A frozen copy of an acoustic model with BatchNorm folded into the convolutions, in a form that can be traced."""
+
+    def __init__(self, model: AcousticModel):
+        super().__init__()
+        model = copy.deepcopy(model).eval().requires_grad_(False)
+        for block in model.encoder.layers:
+            for branch in (getattr(block, block.names[0]), *block.res):
+                fold_batch_norm(branch)
+        self.encoder, self.decoder, self.masked = model.encoder, model.decoder, model.masked
+
+    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """features [B,F,T], lengths [B] int64 -> log_probs [B,T',V], output_lengths [B]; see AcousticModel.forward."""
+        frames = TracedFrames(lengths, features.shape[2], self.masked)
+        x, frames = self.encoder(frames.zero(features), frames)
+        return self.decoder(x), frames.lengths
+
+
+class Score(NamedTuple):
+    """Of an export on some utterances: texts, their word errors, and the distance from the model."""
+
+    texts: list[str]
+    errors: ErrorCounts
+    max_difference: float  # of log-probabilities of valid frames
+
+
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """Flags have the names they have in run_inference."""
+    parser = argparse.ArgumentParser(prog="run_export", description=__doc__.split("\n\n")[0])
+    flag = parser.add_argument
+    flag("--ckpt", required=True, help="checkpoint or .nemo archive")
+    flag("--model_config", help="YAML file; default: what the checkpoint was saved with")
+    flag("--ema", action="store_true", help="the moving average of the weights")
+    flag("--labels", metavar="FILE", help="one label a line, in order, instead of the configuration's")
+    flag("--override_config", action="append", default=[], metavar="PATH=VALUE", help="changes the configuration")
+    flag("--val_manifests", nargs="+", required=True, help="utterances on which the exports are checked and scored")
+    flag("--calibration_manifests", nargs="+", help="utterances for --int8's ranges; default: --val_manifests")
+    flag("--dataset_dir", help="folder that audio paths in the manifests start from")
+    flag("--batch_size", type=int, default=16, help="utterances a batch")
+    flag("--calibration_batches", type=int, default=4, help="batches that --int8 takes ranges from")
+    flag("--int8", action="store_true", help="also model_int8.onnx: static quantisation by ONNX Runtime")
+    flag("-o", "--output_dir", required=True, help="a folder of its own; an earlier one is replaced")
+    args = parser.parse_args(argv)
+    args.seed = 0
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exports, checks, writes. Raises UserError for what a user can fix, and for an export that is not the model."""
+    args = parse_arguments(argv)
+    for name in ("batch_size", "calibration_batches"):
+        if getattr(args, name) < 1:
+            raise UserError(f"--{name} is {getattr(args, name)}; it must be 1 or more")
+    versions = package_versions()
+    check_output_dir(Path(args.output_dir))
+    contents = checkpoint.read(args.ckpt)
+    config = choose_config(args, contents)
+    log = RunLog(None)
+    model = load_model(args, config, contents, log)
+    batches = list(load_batches(args.val_manifests, args, config))
+    with atomic_directory(args.output_dir) as folder:
+        # -------------------------------------------------------------------------- export
+        form, onnx_file, program_file = ExportedForm(model), folder / "model.onnx", folder / "model.pt2"
+        program = export_program(form, config)
+        torch.export.save(program, program_file)
+        export_onnx(program, onnx_file)
+
+        # -------------------------------------------------------------------------- check
+        reference = [forward_of(model)(batch.features, batch.feature_lengths) for batch in batches]
+        expected = score(forward_of(model), batches, reference, config)
+        scores = {"model": expected}
+        for file, forward in (
+            (program_file, forward_of(torch.export.load(program_file).module())),
+            (onnx_file, onnx_forward(onnx_file)),
+        ):
+            scores[file.name] = score(forward, batches, reference, config)
+            check_parity(file.name, scores[file.name], expected)
+        if args.int8:
+            calibration = load_batches(args.calibration_manifests or args.val_manifests, args, config)
+            int8_file = folder / "model_int8.onnx"
+            quantize(onnx_file, int8_file, itertools.islice(calibration, args.calibration_batches))
+            scores[int8_file.name] = score(onnx_forward(int8_file), batches, reference, config)
+
+        # -------------------------------------------------------------------------- tell
+        figures = {name: describe(each, expected) for name, each in scores.items()}
+        for name, figure in figures.items():
+            print(
+                f"{name:<16} WER {figure['wer']:6.2f} %, max abs difference {figure['max_abs_difference']:.2e}, "
+                f"{figure['texts_changed']} of {len(expected.texts)} texts changed"
+            )
+        metadata = {
+            "config": config.to_dict(),
+            "labels": list(config.labels),
+            "labels_sha256": hashlib.sha256("\n".join(config.labels).encode()).hexdigest(),
+            "checkpoint": Path(args.ckpt).name,
+            "checkpoint_sha256": sha256_file(args.ckpt),
+            "ema": args.ema,
+            "opset": OPSET,
+            "min_frames": MIN_FRAMES,
+            "versions": versions,
+            "files": {file.name: sha256_file(file) for file in sorted(folder.iterdir())},
+            "scores": figures,
+        }
+        write_json(folder / "metadata.json", metadata)
+    return 0
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the packages that write and run the exports. Raises UserError for one that is missing."""
+    try:
+        return {name: importlib.metadata.version(name) for name in PACKAGES}
+    except importlib.metadata.PackageNotFoundError as error:
+        raise UserError(f"the package {error.name} is missing: run scripts/setup.sh asr") from error
+
+
+def check_output_dir(path: Path) -> None:
+    """Raises UserError for a folder that holds anything but an earlier export: it would be replaced."""
+    if path.is_dir() and any(path.iterdir()) and not (path / "metadata.json").exists():
+        raise UserError(f"{path} holds other files, and an export replaces the whole folder: give another --output_dir")
+
+
+def load_batches(manifests: Sequence[str], args: argparse.Namespace, config: Config) -> Iterator[AsrBatch]:
+    """The utterances of manifests as run_inference sees them."""
+    utterances = [utterance for path in manifests for utterance in read_manifest(path, args.dataset_dir)]
+    utterances, _ = filter_utterances(utterances, config, train=False)
+    if not utterances:
+        raise UserError(f"{', '.join(manifests)}: no utterances to check the export on")
+    return iter(EvalLoader(utterances, config, args.batch_size))
+
+
+# ---------------------------------------------------------------------------------------------------------- export
+def export_program(form: ExportedForm, config: Config) -> torch.export.ExportedProgram:
+    """The model as a program for any B, and T from MIN_FRAMES."""
+    features = torch.zeros(2, config.encoder.in_feats, 96)
+    lengths = torch.tensor([96, 50])
+    batch, time = torch.export.Dim("batch"), torch.export.Dim("time", min=MIN_FRAMES)
+    shapes = {"features": {0: batch, 2: time}, "lengths": {0: batch}}
+    return torch.export.export(form, (features, lengths), dynamic_shapes=shapes)
+
+
+def export_onnx(program: torch.export.ExportedProgram, path: Path) -> None:
+    """Writes the program as ONNX, weights inside the file."""
+    torch.onnx.export(
+        program, f=str(path), dynamo=True, opset_version=OPSET, external_data=False, verbose=False,
+        input_names=["features", "lengths"], output_names=["log_probs", "output_lengths"],
+    )  # fmt: skip
+
+
+def quantize(source: Path, target: Path, batches: Iterable[AsrBatch]) -> None:
+    """Static int8 quantisation of the convolutions, ranges from the batches."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    class Reader(CalibrationDataReader):
+        inputs = ({"features": b.features.numpy(), "lengths": b.feature_lengths.numpy()} for b in batches)
+
+        def get_next(self) -> dict | None:
+            return next(self.inputs, None)
+
+    quantize_static(
+        str(source), str(target), Reader(), quant_format=QuantFormat.QDQ, per_channel=True, reduce_range=True,
+        op_types_to_quantize=["Conv"], activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
+    )  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------------------- check
+def forward_of(module: nn.Module) -> Forward:
+    """A module as a function without gradients."""
+
+    def forward(features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            return module(features, lengths)
+
+    return forward
+
+
+def onnx_forward(path: str | Path, threads: int | None = None) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """An exported file under ONNX Runtime on the CPU, called as the model is."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or torch.get_num_threads()
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    def forward(features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = session.run(None, {"features": features.numpy(), "lengths": lengths.to(torch.int64).numpy()})
+        log_probs, output_lengths = map(torch.from_numpy, outputs)
+        return log_probs, output_lengths
+
+    return forward
+
+
+def score(forward: Forward, batches: Sequence[AsrBatch], reference: Sequence[tuple], config: Config) -> Score:
+    """Runs the batches; reference: the model's outputs for each."""
+    texts, errors, difference = [], ErrorCounts(), 0.0
+    for batch, (expected, expected_lengths) in zip(batches, reference, strict=True):
+        log_probs, lengths = forward(batch.features, batch.feature_lengths)
+        if not torch.equal(lengths, expected_lengths) or log_probs.shape != expected.shape:
+            raise UserError(f"the export returns lengths {lengths.tolist()}, the model {expected_lengths.tolist()}")
+        for row, wanted, length in zip(log_probs, expected, lengths.tolist(), strict=True):
+            if length:
+                distance = (row[:length] - wanted[:length]).abs().max().item()
+                difference = max(difference, distance) if distance == distance else float("nan")
+        hypotheses = greedy(log_probs, lengths, config.labels)
+        errors += word_errors(batch.transcripts, hypotheses)
+        texts += hypotheses
+    return Score(texts, errors, difference)
+
+
+def check_parity(name: str, found: Score, expected: Score) -> None:
+    """Raises UserError unless an export agrees with the model."""
+    if not found.max_difference <= TOLERANCE or found.texts != expected.texts:
+        changed = sum(a != b for a, b in zip(found.texts, expected.texts, strict=True))
+        raise UserError(
+            f"{name} does not agree with the model: log-probabilities differ by up to {found.max_difference:.2e} "
+            f"(allowed {TOLERANCE:g}), {changed} of {len(expected.texts)} texts; nothing was written"
+        )
+
+
+def describe(found: Score, expected: Score) -> dict[str, float]:
+    return {
+        "wer": 100 * found.errors.wer,
+        "max_abs_difference": found.max_difference,
+        "texts_changed": sum(a != b for a, b in zip(found.texts, expected.texts, strict=True)),
+    }
+
+
+if __name__ == "__main__":
+    run_main(main)
