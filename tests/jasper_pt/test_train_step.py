@@ -1,5 +1,6 @@
 """An update is the same however its global batch is split, and leaves no trace where it is skipped."""
 
+import functools
 import copy
 import math
 
@@ -80,12 +81,12 @@ def state(run):
     return copy.deepcopy((run.model.state_dict(), run.ema and run.ema.model.state_dict(), run.optimizer.state_dict()))
 
 
-def same(a, b):
+def same(a, b, equal=torch.equal):
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(same(a[key], b[key], equal) for key in a)
     if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    return torch.equal(a, b) if torch.is_tensor(a) else a == b
+        return len(a) == len(b) and all(same(x, y, equal) for x, y in zip(a, b, strict=True))
+    return equal(a, b) if torch.is_tensor(a) else a == b
 
 
 # ------------------------------------------------------------------------------------------------- one update
@@ -102,8 +103,9 @@ def test_an_update_is_what_its_parts_say():
     twin.optimizer.param_groups[0]["lr"] = 0.02
     twin.optimizer.step()
     twin.ema.update()
-
-    assert same(state(run), state(twin))
+    # Apart, the parts run in another memory layout, which on some processors sums in another order.
+    close = functools.partial(torch.allclose, rtol=1e-5, atol=1e-6)
+    assert same(state(run), state(twin), close)
     assert result.loss == pytest.approx(loss.item()) and result.gradient_norm == pytest.approx(norm.item())
     assert (result.applied, result.stop, result.utterances, result.seconds) == (True, False, 8, 12.0)
     assert torch.equal(result.log_probs, log_probs) and torch.equal(result.lengths, lengths)
