@@ -1,7 +1,7 @@
 """An update is the same however its global batch is split, and leaves no trace where it is skipped."""
 
-import functools
 import copy
+import functools
 import math
 
 import pytest
