@@ -74,8 +74,8 @@ def define_flags() -> None:
     boolean(
         "pack_sequences",
         None,
-        "several short sequences in a row of a training batch, instead of padding; the same updates; default: where "
-        "batches of any shape run without being compiled, on a CPU without XLA (added)",
+        "several short sequences in a row of a training batch, instead of padding; the same updates; default: in fp32 "
+        "where batches of any shape run without being compiled, on a CPU without XLA (added)",
     )
     real("input_timeout", guards.INPUT_TIMEOUT, "seconds without a batch after which training stops (added)")
 
@@ -116,10 +116,12 @@ def choose_xla() -> bool:
 def choose_packing(precision: Precision, use_xla: bool, by_default: bool = True) -> Rows | None:
     """--pack_sequences, and into what rows: None where each sequence has a row of its own.
 
-    by_default: whether to pack where the flag says nothing and it costs nothing.
+    by_default: whether to pack where the flag says nothing and it costs nothing. In bfloat16 it has to be asked for:
+    there the products of padded rows run on units for bfloat16, those of the packed attention do not.
     """
     any_shape = not use_xla and ops.has_kernels(precision.compute_dtype)
-    if not (by_default and any_shape if FLAGS.pack_sequences is None else FLAGS.pack_sequences):
+    unasked = by_default and any_shape and precision.compute_dtype == tf.float32
+    if not (unasked if FLAGS.pack_sequences is None else FLAGS.pack_sequences):
         return None
     return Rows(capacity=None, fixed=False) if any_shape else Rows(FLAGS.max_seq_length, fixed=True)
 
