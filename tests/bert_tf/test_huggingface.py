@@ -544,7 +544,7 @@ def test_logits_equal_those_of_transformers(peer, who, kind, activation):
 
 def assert_allclose_logits(kind, model, expected):
     arrays = batch()
-    tensors = SimpleNamespace(**{name: tf.constant(value) for name, value in arrays.items()})
+    tensors = SimpleNamespace(packing=(), **{name: tf.constant(value) for name, value in arrays.items()})
     weights, mask = ComputeWeights(model.variables, tf.float32), arrays["input_mask"].astype(bool)
     sequence = model.bert(tensors.input_ids, tensors.input_mask, tensors.segment_ids, weights).numpy()
     np.testing.assert_allclose(sequence[mask], expected["last_hidden_state"][mask], atol=1e-4)
