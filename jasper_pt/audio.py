@@ -9,8 +9,9 @@ import io
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ import soundfile
 import soxr
 
 from runkit.errors import UserError
+from runkit.files import read_lines
 
 SAMPLE_RATE = 16_000  # Hz, of every published model
 SAMPLE_RATES = range(1_000, 768_001)  # Hz; beyond these a header is damaged
@@ -30,6 +32,12 @@ WAV_DATA_SIZE = re.compile(r"^data : (\d+) \(should be (\d+)\)", re.MULTILINE)
 UNKNOWN_WAV_SIZE = 0xFFFF_0000
 MAX_AMPLITUDE = 2.0**32  # of float samples, which some programs scale as integers; beyond it their powers overflow
 BLOCK_VALUES = 1 << 22  # decoded at a time, over all channels: 16 MB
+
+UNREADABLE = 3  # exit code of mains when some audio files could not be read
+# What counts as audio in a folder, and what is never a list of paths.
+AUDIO_SUFFIXES = set(
+    ".wav .flac .mp3 .ogg .oga .opus .sph .aif .aiff .aifc .au .snd .w64 .caf .raw .m4a .mp4 .aac .wma .webm".split()
+)
 
 Source = str | os.PathLike | bytes
 
@@ -147,6 +155,44 @@ def resample(samples: np.ndarray, from_rate: float, to_rate: float) -> np.ndarra
     if from_rate == to_rate:
         return samples
     return soxr.resample(samples, from_rate, to_rate, quality="HQ")
+
+
+def list_audio(paths: Sequence[str]) -> list[Path]:
+    """Audio files named directly, found in folders, or listed one a line in text files.
+
+    Relative paths in a list start from its own folder, or where that does not have them from the working directory.
+    Raises UserError for what does not exist, and where there is nothing.
+    """
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = sorted(
+                file for file in path.rglob("*") if file.is_file() and file.suffix.lower() in AUDIO_SUFFIXES
+            )
+            if not inside:
+                raise UserError(f"{path}: no audio files in this folder ({' '.join(sorted(AUDIO_SUFFIXES))})")
+            found += inside
+        elif not path.exists():
+            raise UserError(f"{path}: no such file or folder")
+        elif is_audio(path):
+            found.append(path)
+        else:
+            lines = [line.strip() for line in read_lines(path) if line.strip()]
+            if not lines:
+                raise UserError(f"{path}: lists no files")
+            found += [beside if (beside := path.parent / line).exists() else Path(line) for line in lines]
+    return found
+
+
+def is_audio(path: Path) -> bool:
+    """Whether a file is taken for audio: by its name or by what is in it. Anything else is a list of paths."""
+    if path.suffix.lower() in AUDIO_SUFFIXES:
+        return True
+    try:
+        audio_info(path)
+    except UserError:
+        return False
+    return True
 
 
 @contextmanager

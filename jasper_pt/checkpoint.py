@@ -41,6 +41,7 @@ from runkit.store import CheckpointFiles, retained
 
 FORMAT = 1
 SUFFIX = ".pt"
+RESULTS = Path(__file__).resolve().parents[1] / "results"  # of the launchers
 KEPT = 2  # newest checkpoints that stay by default, beside milestones and the best one
 
 
@@ -152,6 +153,25 @@ _CONTENTS: dict[str, Callable[[Any], bool]] = {
     "ema_state_dict": lambda value: value is None or _are_weights(value),
     "position": _is_position,
 }
+
+
+def find_model(path: str | None) -> Path:
+    """The checkpoint that is meant: a file, the newest in a folder, by default the newest in results/."""
+    folder = Path(path) if path else RESULTS
+    if folder.is_file():
+        return folder
+    found = [
+        file
+        for suffix in (f"_checkpoint{SUFFIX}", nemo.SUFFIX)
+        for file in folder.rglob(f"*{suffix}")
+        if file.is_file()
+    ]
+    if not found:
+        what = f"{folder}: no such file, and no folder with a checkpoint (*_checkpoint{SUFFIX}, *{nemo.SUFFIX})"
+        raise UserError(
+            what if path else f"no checkpoint in {folder}: give --model, or run 'bash scripts/quickstart.sh asr'"
+        )
+    return max(found, key=lambda file: file.stat().st_mtime)
 
 
 def load_weights(model: nn.Module, state_dict: Mapping[str, Tensor], source: str | Path) -> None:

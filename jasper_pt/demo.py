@@ -14,9 +14,9 @@ from typing import Any
 
 import jasper_pt
 from jasper_pt.audio import audio_info
+from jasper_pt.checkpoint import find_model
 from jasper_pt.precision import PRECISIONS
 from jasper_pt.recognizer import Recognizer
-from jasper_pt.transcribe import find_model
 from runkit.errors import UserError, run_main
 from runkit.web import Action, serve
 

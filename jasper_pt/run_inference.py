@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from jasper_pt import checkpoint, distributed, nemo
-from jasper_pt.audio import audio_info
+from jasper_pt.audio import UNREADABLE, audio_info, list_audio
 from jasper_pt.config import Config, load_config, parse_config
 from jasper_pt.decode import Tokens
 from jasper_pt.decoder_options import add_flags, choose_decoder
@@ -46,16 +46,10 @@ from jasper_pt.text import decode, read_labels
 from jasper_pt.transcript import WRITERS, Transcript, output_names, save_transcript, transcript_of
 from runkit import machine
 from runkit.errors import UserError, run_main
-from runkit.files import atomic_open, read_lines, write_json
+from runkit.files import atomic_open, write_json
 from runkit.log import RunLog
 from runkit.meters import latency_summary
 from runkit.progress import Progress
-
-UNREADABLE = 3  # exit code when some audio files could not be read
-# What counts as audio in a folder, and what is never a list of paths.
-AUDIO_SUFFIXES = set(
-    ".wav .flac .mp3 .ogg .oga .opus .sph .aif .aiff .aifc .au .snd .w64 .caf .raw .m4a .mp4 .aac .wma .webm".split()
-)
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -286,44 +280,6 @@ def open_manifests(args: argparse.Namespace, config: Config, log: RunLog) -> lis
     for line in report.lines():
         log.info(line)
     return utterances
-
-
-def list_audio(paths: Sequence[str]) -> list[Path]:
-    """Audio files named directly, found in folders, or listed one a line in text files.
-
-    Relative paths in a list start from its own folder, or where that does not have them from the working directory.
-    Raises UserError for what does not exist, and where there is nothing.
-    """
-    found: list[Path] = []
-    for path in map(Path, paths):
-        if path.is_dir():
-            inside = sorted(
-                file for file in path.rglob("*") if file.is_file() and file.suffix.lower() in AUDIO_SUFFIXES
-            )
-            if not inside:
-                raise UserError(f"{path}: no audio files in this folder ({' '.join(sorted(AUDIO_SUFFIXES))})")
-            found += inside
-        elif not path.exists():
-            raise UserError(f"{path}: no such file or folder")
-        elif is_audio(path):
-            found.append(path)
-        else:
-            lines = [line.strip() for line in read_lines(path) if line.strip()]
-            if not lines:
-                raise UserError(f"{path}: lists no files")
-            found += [beside if (beside := path.parent / line).exists() else Path(line) for line in lines]
-    return found
-
-
-def is_audio(path: Path) -> bool:
-    """Whether a file is taken for audio: by its name or by what is in it. Anything else is a list of paths."""
-    if path.suffix.lower() in AUDIO_SUFFIXES:
-        return True
-    try:
-        audio_info(path)
-    except UserError:
-        return False
-    return True
 
 
 def from_files(files: Sequence[Path]) -> tuple[list[Utterance], list[str]]:

@@ -287,15 +287,7 @@ class Stream:
                 if len(new):
                     self._take(new)
             self._close(len(self._segment))
-        words = tuple(self._words)
-        return Transcript(
-            text=" ".join(word.text for word in words),
-            words=words,
-            characters=tuple(self._characters),
-            confidence=sum(word.confidence for word in words) / len(words) if words else 1.0,
-            duration=self.heard,
-            source=self.source,
-        )
+        return Transcript.of(self._words, self._characters, self.heard, self.source)
 
     def _take(self, new: Tensor) -> Update:
         before = len(self._words)
@@ -336,7 +328,7 @@ class Stream:
 
     def _transcript(self, log_probs: Tensor) -> Transcript:
         if not len(log_probs):
-            return Transcript("", (), (), 1.0, 0.0)
+            return Transcript.of((), (), 0.0)
         (tokens,) = self.decoder(log_probs[None], torch.tensor([len(log_probs)]))
         start = self._segment_start * self.frame_seconds
         return transcript_of(tokens, self.config.labels, self.frame_seconds, self.heard, first_frame=start)

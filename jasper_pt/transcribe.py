@@ -21,19 +21,16 @@ from typing import IO, Any
 import numpy as np
 
 import jasper_pt
-from jasper_pt.audio import MAX_AMPLITUDE, SAMPLE_RATES
+from jasper_pt.audio import MAX_AMPLITUDE, SAMPLE_RATES, UNREADABLE, list_audio
+from jasper_pt.checkpoint import find_model
 from jasper_pt.decoder_options import add_flags, choose_decoder
-from jasper_pt.nemo import SUFFIX
 from jasper_pt.precision import PRECISIONS
-from jasper_pt.run_inference import UNREADABLE, list_audio
 from jasper_pt.streaming import FILE, STREAM, Stream, Update, Windows
-from jasper_pt.transcript import WRITERS, Transcript, output_names, write_transcript
+from jasper_pt.transcript import WRITERS, Transcript, output_names, save_transcript
 from runkit.errors import UserError, run_main
-from runkit.files import atomic_open
 
 READ_SECONDS = 0.1  # of a stream at a time
 LINE_PAUSE = 0.8  # s between words that begin a line
-RESULTS = Path(__file__).resolve().parents[1] / "results"
 DTYPES = {(1, 8): np.uint8, (1, 16): "<i2", (1, 32): "<i4", (3, 32): "<f4"}  # WAV: format and bits of a sample
 
 
@@ -113,20 +110,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def note(text: str) -> None:
     """For the reader, beside the words."""
     print(text, file=sys.stderr, flush=True)
-
-
-def find_model(path: str | None) -> Path:
-    """The checkpoint that is meant: a file, the newest in a folder, by default the newest in results/."""
-    folder = Path(path) if path else RESULTS
-    if folder.is_file():
-        return folder
-    found = [file for suffix in ("_checkpoint.pt", SUFFIX) for file in folder.rglob(f"*{suffix}") if file.is_file()]
-    if not found:
-        what = f"{folder}: no such file, and no folder with a checkpoint (*_checkpoint.pt, *{SUFFIX})"
-        raise UserError(
-            what if path else f"no checkpoint in {folder}: give --model, or run 'bash scripts/quickstart.sh asr'"
-        )
-    return max(found, key=lambda file: file.stat().st_mtime)
 
 
 # --------------------------------------------------------------------------------------------------------- the display
@@ -262,12 +245,9 @@ def write_all(transcripts: Sequence[Transcript], forms: Sequence[str], folder: P
     """Each transcript in each form, named after its file."""
     names = output_names([transcript.source or "stream" for transcript in transcripts]) if transcripts else []
     for transcript, name in zip(transcripts, names, strict=True):
+        save_transcript(transcript, folder, name, forms)
         for form in forms:
-            target = folder / f"{name}.{form}"
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_open(target, "w") as stream:
-                write_transcript(transcript, stream, form)
-            note(f"written: {target}")
+            note(f"written: {folder / name}.{form}")
 
 
 if __name__ == "__main__":

@@ -65,6 +65,15 @@ class Transcript:
     duration: float  # s, of the audio
     source: str = ""  # the audio's path or name, if it has one
 
+    @classmethod
+    def of(
+        cls, words: Sequence[Word], characters: Sequence[Character], duration: float, source: str = ""
+    ) -> "Transcript":
+        """The transcript of these words; its confidence is their mean."""
+        text = " ".join(word.text for word in words)
+        confidence = sum(word.confidence for word in words) / len(words) if words else 1.0
+        return cls(text, tuple(words), tuple(characters), confidence, duration, source)
+
     def to_dict(self) -> dict:
         """Plain lists and numbers, times to a millisecond: what the json form holds."""
         units = {name: [_rounded(unit) for unit in getattr(self, name)] for name in ("words", "characters")}
@@ -125,14 +134,7 @@ def transcript_of(
         text = "".join(character.text for character in part)
         confidence = math.prod(character.confidence for character in part)
         words.append(Word(text, part[0].start, part[-1].end, confidence))
-    return Transcript(
-        text=" ".join(word.text for word in words),
-        words=tuple(words),
-        characters=tuple(characters),
-        confidence=sum(word.confidence for word in words) / len(words) if words else 1.0,
-        duration=duration,
-        source=source,
-    )
+    return Transcript.of(words, characters, duration, source)
 
 
 def respelled(transcript: Transcript, words: Sequence[str], pieces: Sequence[str]) -> Transcript:

@@ -2,19 +2,17 @@
 
 They are plain C functions on raw memory, called through ctypes, so that a compiler is all it takes; their threads are
 those of PyTorch's own OpenMP runtime. Without g++ (or $CXX) the reference in PyTorch runs, and a warning says so.
-$JASPER_KERNELS: `reference` never uses the kernels, `cpu` insists on them.
+$JASPER_KERNELS: see jasper_pt.native.
 """
 
 import ctypes
 import functools
-import os
-import warnings
 from pathlib import Path
 
 import torch  # noqa: F401  its OpenMP runtime must be there before the kernels are loaded
 
-from runkit.compiled import CompileError, build_folder, compiled_library
-from runkit.errors import UserError
+from jasper_pt import native
+from runkit.compiled import build_folder, compiled_library
 
 SOURCES = Path(__file__).resolve().parent
 # -fopenmp compiles the pragmas; linking without it leaves the runtime's symbols to the library PyTorch has loaded.
@@ -24,22 +22,8 @@ COMPILE = ["-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-Wall", "
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The kernels, or None where the reference is to be used. Raises UserError where $JASPER_KERNELS rules that out."""
-    choice = os.environ.get("JASPER_KERNELS", "")
-    if choice not in ("", "reference", "cpu", "cuda"):
-        raise UserError(f"JASPER_KERNELS is {choice!r}; choose reference, cpu or cuda, or leave it unset")
-    if choice == "reference":
-        return None
-    try:
-        return ctypes.CDLL(str(_built()))
-    except (OSError, CompileError) as error:
-        if choice == "cpu":
-            raise UserError(f"JASPER_KERNELS=cpu, but the C++ kernels cannot be built: {error}") from error
-        warnings.warn(
-            f"no C++ kernels ({error}): PyTorch's depthwise convolutions run, and training on the CPU takes twice as "
-            "long. Install g++ (or set CXX), or accept it with JASPER_KERNELS=reference",
-            stacklevel=2,
-        )
-        return None
+    without = "PyTorch's depthwise convolutions run, and training on the CPU takes twice as long"
+    return native.load(_built, "C++ kernels", without)
 
 
 def _built() -> Path:

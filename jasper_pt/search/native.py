@@ -1,18 +1,16 @@
 """Our C++ for decoding: compiled on the machine it runs on, in some ten seconds, at first use, and kept.
 
 Called through ctypes, which lets go of Python's lock meanwhile. Without g++ (or $CXX) the references in Python run,
-some hundred times slower, and a warning says so. $JASPER_KERNELS: `reference` never uses C++, `cpu` insists on it.
+some hundred times slower, and a warning says so. $JASPER_KERNELS: see jasper_pt.native.
 """
 
 import ctypes
 import functools
-import os
-import warnings
 from ctypes import POINTER, c_char_p, c_double, c_int64, c_long, c_void_p
 from pathlib import Path
 
-from runkit.compiled import CompileError, build_folder, compiled_library
-from runkit.errors import UserError
+from jasper_pt import native
+from runkit.compiled import build_folder, compiled_library
 
 SOURCES = Path(__file__).resolve().parent
 COMPILE = ["-std=c++17", "-O3", "-march=native", "-fPIC", "-pthread", "-Wall", "-Wextra"]
@@ -67,28 +65,22 @@ FUNCTIONS = {
 def library() -> ctypes.CDLL | None:
     """The functions, or None where the references are to be used. Raises UserError where $JASPER_KERNELS rules that
     out."""
-    choice = os.environ.get("JASPER_KERNELS", "")
-    if choice == "reference":
-        return None
-    try:
-        sources = dict.fromkeys(sorted(SOURCES.glob("*.cpp")), COMPILE)
-        headers = sorted(SOURCES.glob("*.hpp"))
-        path = compiled_library(build_folder("jasper_pt"), "search", sources, headers, ["-pthread"])
-        found = ctypes.CDLL(str(path))
-    except (OSError, CompileError) as error:
-        if choice == "cpu":
-            raise UserError(f"JASPER_KERNELS=cpu, but the C++ beam search cannot be built: {error}") from error
-        warnings.warn(
-            f"no C++ beam search ({error}): the one in Python runs, some hundred times slower. Install g++ (or set "
-            "CXX), or accept it with JASPER_KERNELS=reference",
-            stacklevel=2,
-        )
+    found = native.load(_built, "C++ beam search", "the one in Python runs, some hundred times slower")
+    if found is None:
         return None
     for name, (result, *arguments) in FUNCTIONS.items():
         function = getattr(found, name.rstrip("!"))
         function.restype = result
         function.argtypes = [*arguments, *([c_char_p] if name.endswith("!") else [])]
     return found
+
+
+def _built() -> Path:
+    """The compiled library for this source, compiler and processor; made if it is not there."""
+    sources, headers = (sorted(SOURCES.glob(pattern)) for pattern in ("*.cpp", "*.hpp"))
+    return compiled_library(
+        build_folder("jasper_pt"), "search", dict.fromkeys(sources, COMPILE), headers, ["-pthread"]
+    )  # fmt: skip
 
 
 class NativeError(Exception):

@@ -158,7 +158,7 @@ def test_what_is_refused(words: list[str], message: str):
 
 def test_models_that_are_not_there(tmp_path: Path, monkeypatch):
     with pytest.raises(UserError, match="no folder with a checkpoint"):
-        transcribe.find_model(str(tmp_path))
-    monkeypatch.setattr(transcribe, "RESULTS", tmp_path)
+        checkpoint.find_model(str(tmp_path))
+    monkeypatch.setattr(checkpoint, "RESULTS", tmp_path)
     with pytest.raises(UserError, match="give --model, or run"):
-        transcribe.find_model(None)
+        checkpoint.find_model(None)
