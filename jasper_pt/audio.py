@@ -157,6 +157,19 @@ def resample(samples: np.ndarray, from_rate: float, to_rate: float) -> np.ndarra
     return soxr.resample(samples, from_rate, to_rate, quality="HQ")
 
 
+def loud_part(audio: np.ndarray, top_db: float = 60.0) -> slice:
+    """The samples of `audio` [N] that trim_silence leaves."""
+    hop = 512  # a frame is two hops on either side of its centre
+    num_frames = 1 + len(audio) // hop
+    padded = np.zeros((num_frames + 3) * hop, np.float32)
+    padded[2 * hop : 2 * hop + len(audio)] = audio
+    energies = np.square(padded, out=padded).reshape(-1, hop).sum(axis=1)  # [num_frames + 3]
+    power = sum(energies[i : i + num_frames] for i in range(4)) / (4 * hop)
+    level = 10 * np.log10(np.maximum(power, 1e-10))
+    loud = np.flatnonzero(level > level.max() - top_db)
+    return slice(int(loud[0]) * hop, min((int(loud[-1]) + 1) * hop, len(audio)))
+
+
 def list_audio(paths: Sequence[str]) -> list[Path]:
     """Audio files named directly, found in folders, or listed one a line in text files.
 

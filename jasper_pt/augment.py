@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jasper_pt.audio import resample
+from jasper_pt.audio import loud_part, resample
 from jasper_pt.config import AudioConfig, FeatureConfig, GainPerturbation, ShiftPerturbation, SpeedPerturbation
 
 
@@ -124,19 +124,6 @@ def trim_silence(audio: np.ndarray, top_db: float = 60.0) -> np.ndarray:
     powers below -100 dB counted as -100 dB; exactly librosa.effects.trim. Digital silence is returned whole.
     """
     return audio[loud_part(audio, top_db)]
-
-
-def loud_part(audio: np.ndarray, top_db: float = 60.0) -> slice:
-    """The samples of `audio` [N] that trim_silence leaves."""
-    hop = 512  # a frame is two hops on either side of its centre
-    num_frames = 1 + len(audio) // hop
-    padded = np.zeros((num_frames + 3) * hop, np.float32)
-    padded[2 * hop : 2 * hop + len(audio)] = audio
-    energies = np.square(padded, out=padded).reshape(-1, hop).sum(axis=1)  # [num_frames + 3]
-    power = sum(energies[i : i + num_frames] for i in range(4)) / (4 * hop)
-    level = 10 * np.log10(np.maximum(power, 1e-10))
-    loud = np.flatnonzero(level > level.max() - top_db)
-    return slice(int(loud[0]) * hop, min((int(loud[-1]) + 1) * hop, len(audio)))
 
 
 # ----------------------------------------------------------------------------------------------------- features

@@ -17,20 +17,25 @@ B utterances, T output frames, V labels and blank (the blank is last)
 
 import ctypes
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from jasper_pt.decode import Tokens
 from jasper_pt.ngram import Model, NativeModel
 from jasper_pt.search import native
 from jasper_pt.search.reference import Reference
 from jasper_pt.text import decode
+from jasper_pt.transcript import Tokens
 from runkit.errors import UserError
+
+if TYPE_CHECKING:  # a server of exported models has no PyTorch
+    from torch import Tensor
+
+# Of PyTorch, or of NumPy.
+Array: TypeAlias = "Tensor | np.ndarray"
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,7 @@ class BeamDecoder:
     the other way round.
     lexicon: the only words that are allowed, together with the hot words.
     hot_words: words, or phrases of several, and the score of each time they come.
-    threads: for utterances of a batch; default: as many as PyTorch has.
+    threads: for utterances of a batch; default: $OMP_NUM_THREADS, or the cores of this process.
     Raises UserError where the labels cannot spell what is given.
     """
 
@@ -121,14 +126,14 @@ class BeamDecoder:
         if getattr(self, "_native", None):
             native.library().beam_free(self._native)
 
-    def decode(self, log_probs: Tensor, lengths: Tensor, n_best: int = 1) -> list[list[Hypothesis]]:
+    def decode(self, log_probs: Array, lengths: Array, n_best: int = 1) -> list[list[Hypothesis]]:
         """The best hypotheses, at most n_best, of each utterance of log_probs [B,T,V], of which the first lengths[b]
         frames are valid.
 
         The greedy transcript is always among what is compared, with its exact score: no result scores below it.
         """
         self._check(log_probs)
-        rows = np.ascontiguousarray(log_probs.detach().float().cpu().numpy())
+        rows = _rows(log_probs)
         valid = [min(int(length), rows.shape[1]) for length in lengths.tolist()]
         if self._native is None:
             return [self._finished(self._fed(row[:length]), n_best) for row, length in zip(rows, valid, strict=True)]
@@ -136,11 +141,11 @@ class BeamDecoder:
         results = _call(
             "beam_decode",
             *(self._native, rows.ctypes.data, batch, frames, (ctypes.c_int64 * batch)(*valid), n_best),
-            self.threads or torch.get_num_threads(),
+            self.threads or default_threads(),
         )
         return _read_results(results, self.labels)
 
-    def tokens(self, log_probs: Tensor, lengths: Tensor) -> list[Tokens]:
+    def tokens(self, log_probs: Array, lengths: Array) -> list[Tokens]:
         """The best hypothesis of each utterance, in the form of decode.greedy_tokens."""
         return [hypotheses[0].tokens for hypotheses in self.decode(log_probs, lengths)]
 
@@ -149,10 +154,10 @@ class BeamDecoder:
         """The beginning of an utterance. The state holds its log-probabilities, 6 kB for each second of sound."""
         return BeamState(self)
 
-    def feed(self, state: "BeamState", log_probs: Tensor) -> None:
+    def feed(self, state: "BeamState", log_probs: Array) -> None:
         """The next frames of the utterance, log_probs [T,V]."""
         self._check(log_probs[None])
-        rows = np.ascontiguousarray(log_probs.detach().float().cpu().numpy())
+        rows = _rows(log_probs)
         if isinstance(state.search, Reference):
             state.search.feed(rows)
         else:
@@ -178,7 +183,7 @@ class BeamDecoder:
             return [_hypothesis(self.labels, *found) for found in search.finish(n_best)]
         return _read_results(_call("beam_finish", search, n_best), self.labels)[0]
 
-    def _check(self, log_probs: Tensor) -> None:
+    def _check(self, log_probs: Array) -> None:
         if log_probs.shape[2] != len(self.labels) + 1:
             raise ValueError(
                 f"{len(self.labels)} labels and a blank do not fit log_probs with {log_probs.shape[2]} classes"
@@ -272,6 +277,18 @@ def _new_decoder(problem: Problem) -> int:
 
 
 # ----------------------------------------------------------------------------------------------------------- results
+def default_threads() -> int:
+    """As many as PyTorch would take."""
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    return int(told) if told.isdecimal() and int(told) else len(os.sched_getaffinity(0))
+
+
+def _rows(log_probs: Array) -> np.ndarray:
+    """The same in memory as C++ reads it, float32."""
+    array = log_probs if isinstance(log_probs, np.ndarray) else log_probs.detach().float().cpu().numpy()
+    return np.ascontiguousarray(array, np.float32)
+
+
 def _call(name: str, *arguments):
     try:
         return native.call(name, *arguments)

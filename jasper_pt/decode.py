@@ -4,21 +4,12 @@ B utterances, T output frames, V labels and blank (the blank is last)
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from jasper_pt.text import decode
-
-
-class Tokens(NamedTuple):
-    """What was recognised in one utterance; the lists are parallel."""
-
-    ids: list[int]  # indices of labels
-    frames: list[int]  # output frame at which each begins
-    confidences: list[float]  # the greatest probability of each over the frames it spans
-    ends: Sequence[int] = ()  # output frame behind the last that each spans; empty: each spans one frame
+from jasper_pt.transcript import Tokens
 
 
 def greedy(log_probs: Tensor, lengths: Tensor, labels: Sequence[str]) -> list[str]:

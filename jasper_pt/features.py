@@ -111,8 +111,8 @@ class LogMel(nn.Module):
             x.div_(variance.sqrt_() + STD_GUARD)
         else:
             x.mul_(valid)
-        width = max(x.shape[2], self.max_frames)
-        width = -(-width // self.config.pad_align) * self.config.pad_align
+        width = max(x.shape[2], self.max_frames) if self.max_frames else x.shape[2]
+        width += -width % self.config.pad_align
         return nn.functional.pad(x, (0, width - x.shape[2])), frames
 
 

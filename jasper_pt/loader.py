@@ -31,8 +31,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jasper_pt.audio import read_audio
-from jasper_pt.augment import draw_masks, loud_part, mask_features, perturb, speed_factor, utterance_rng
+from jasper_pt.audio import loud_part, read_audio
+from jasper_pt.augment import draw_masks, mask_features, perturb, speed_factor, utterance_rng
 from jasper_pt.config import AudioConfig, Config, FeatureConfig, InputConfig
 from jasper_pt.features import LogMel
 from jasper_pt.manifest import Utterance

@@ -22,10 +22,9 @@ import torch
 from torch import Tensor
 
 from jasper_pt import checkpoint
-from jasper_pt.audio import MAX_AMPLITUDE, SAMPLE_RATES, read_audio, resample
-from jasper_pt.augment import loud_part
+from jasper_pt.audio import MAX_AMPLITUDE, SAMPLE_RATES, loud_part, read_audio, resample
 from jasper_pt.config import Config, parse_config
-from jasper_pt.decode import Tokens, greedy_tokens
+from jasper_pt.decode import greedy_tokens
 from jasper_pt.evaluation import evaluation_form
 from jasper_pt.features import LogMel
 from jasper_pt.loader import pad, transcript_rules
@@ -33,7 +32,7 @@ from jasper_pt.model import AcousticModel, build_model
 from jasper_pt.precision import choose_precision
 from jasper_pt.streaming import FILE, STREAM, Decoder, LogProbStream, Stream, Update, Windows, transcribe_file
 from jasper_pt.text import encode, frames_needed
-from jasper_pt.transcript import Transcript, respelled, transcript_of
+from jasper_pt.transcript import Tokens, Transcript, respelled, transcript_of
 from jasper_pt.trellis import align_labels
 from runkit.errors import UserError
 

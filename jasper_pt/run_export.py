@@ -4,8 +4,9 @@
         --dataset_dir DATA --output_dir OUT --int8
 
 OUT gets model.onnx (features [B,F,T] float32 and lengths [B] int64 in; log_probs [B,T',V] and output_lengths [B] out;
-B and T are dynamic, padding is masked inside), model.pt2 (the same as a torch.export program), model_int8.onnx with
---int8, and metadata.json. An export that does not agree with the model is an error, and OUT then stays as it was.
+B and T are dynamic, padding is masked inside), model.pt2 (the same as a torch.export program), features.onnx (audio
+[B,N] float32 and lengths [B] int64 in, both in samples; features and feature_lengths out), model_int8.onnx with --int8,
+and metadata.json. An export that does not agree with the model is an error, and OUT then stays as it was.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import copy
 import hashlib
 import importlib.metadata
 import itertools
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,15 +22,17 @@ from typing import NamedTuple
 
 if __package__ in (None, ""):  # started by path: python jasper_pt/run_export.py
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from jasper_pt import checkpoint
-from jasper_pt.config import Config
+from jasper_pt.config import Config, FeatureConfig
 from jasper_pt.decode import greedy
 from jasper_pt.evaluation import Forward
 from jasper_pt.fast import fold_batch_norm
-from jasper_pt.loader import AsrBatch, EvalLoader, filter_utterances
+from jasper_pt.features import LogMel
+from jasper_pt.loader import AsrBatch, EvalLoader, Reader, filter_utterances, pad
 from jasper_pt.manifest import read_manifest
 from jasper_pt.metrics import ErrorCounts, word_errors
 from jasper_pt.model import AcousticModel, Frames
@@ -69,6 +73,33 @@ class ExportedForm(nn.Module):
         frames = TracedFrames(lengths, features.shape[2], self.masked)
         x, frames = self.encoder(frames.zero(features), frames)
         return self.decoder(x), frames.lengths
+
+
+class ExportedFeatures(LogMel):
+    """LogMel in a form that can be traced: the transform of each window as a convolution with cosines and sines, which
+    every runtime has, and no length of Python's. (Padding to a maximal duration is left to who wants it.)"""
+
+    max_frames = 0
+    basis: Tensor  # [2 * (n_fft // 2 + 1), 1, win_length]
+
+    def __init__(self, config: FeatureConfig):
+        super().__init__(config)
+        bins = torch.arange(self.n_fft // 2 + 1, dtype=torch.float64)
+        angles = 2 * torch.pi / self.n_fft * bins[:, None] * torch.arange(config.win_length, dtype=torch.float64)
+        basis = torch.cat([angles.cos(), angles.sin()]) * self.window.double()
+        self.register_buffer("basis", basis.float()[:, None], persistent=False)
+
+    def mel_energies(self, audio: Tensor, lengths: Tensor) -> Tensor:
+        """As LogMel.mel_energies."""
+        valid = torch.arange(audio.shape[1], device=audio.device) < lengths[:, None]
+        # So many zeros that the last window is the one that belongs to the last frame.
+        signal = nn.functional.pad(audio * valid, (0, self.config.win_length - 1 - self.lead))
+        if self.config.preemph:
+            signal = signal - self.config.preemph * nn.functional.pad(signal, (1, 0))[:, :-1]
+        signal = torch.cat([signal[:, 1 : self.lead + 1].flip(1), signal], dim=1)
+        parts = nn.functional.conv1d(signal[:, None], self.basis, stride=self.hop_length)
+        real, imaginary = parts.chunk(2, dim=1)  # [B, n_fft // 2 + 1, T]
+        return self.fb @ (real * real + imaginary * imaginary)
 
 
 class Score(NamedTuple):
@@ -112,13 +143,16 @@ def main(argv: list[str] | None = None) -> int:
     config = choose_config(args, contents)
     log = RunLog(None)
     model = load_model(args, config, contents, log)
-    batches = list(load_batches(args.val_manifests, args, config))
+    loader = load_batches(args.val_manifests, args, config)
+    batches = list(loader)
     with atomic_directory(args.output_dir) as folder:
         # -------------------------------------------------------------------------- export
         form, onnx_file, program_file = ExportedForm(model), folder / "model.onnx", folder / "model.pt2"
         program = export_program(form, config)
         torch.export.save(program, program_file)
         export_onnx(program, onnx_file)
+        features_file = folder / "features.onnx"
+        export_features(ExportedFeatures(config.input_val.features), features_file)
 
         # -------------------------------------------------------------------------- check
         reference = [forward_of(model)(batch.features, batch.feature_lengths) for batch in batches]
@@ -130,8 +164,11 @@ def main(argv: list[str] | None = None) -> int:
         ):
             scores[file.name] = score(forward, batches, reference, config)
             check_parity(file.name, scores[file.name], expected)
+        heard = list(exported_features(features_file, loader.reader, batches))
+        scores[features_file.name] = score(forward_of(model), heard, reference, config)
+        check_parity(features_file.name, scores[features_file.name], expected)
         if args.int8:
-            calibration = load_batches(args.calibration_manifests or args.val_manifests, args, config)
+            calibration = iter(load_batches(args.calibration_manifests or args.val_manifests, args, config))
             int8_file = folder / "model_int8.onnx"
             quantize(onnx_file, int8_file, itertools.islice(calibration, args.calibration_batches))
             scores[int8_file.name] = score(onnx_forward(int8_file), batches, reference, config)
@@ -152,6 +189,8 @@ def main(argv: list[str] | None = None) -> int:
             "ema": args.ema,
             "opset": OPSET,
             "min_frames": MIN_FRAMES,
+            "min_samples": min_samples(config.input_val.features),
+            "frame_seconds": frame_seconds(config),
             "versions": versions,
             "files": {file.name: sha256_file(file) for file in sorted(folder.iterdir())},
             "scores": figures,
@@ -174,13 +213,13 @@ def check_output_dir(path: Path) -> None:
         raise UserError(f"{path} holds other files, and an export replaces the whole folder: give another --output_dir")
 
 
-def load_batches(manifests: Sequence[str], args: argparse.Namespace, config: Config) -> Iterator[AsrBatch]:
+def load_batches(manifests: Sequence[str], args: argparse.Namespace, config: Config) -> EvalLoader:
     """The utterances of manifests as run_inference sees them."""
     utterances = [utterance for path in manifests for utterance in read_manifest(path, args.dataset_dir)]
     utterances, _ = filter_utterances(utterances, config, train=False)
     if not utterances:
         raise UserError(f"{', '.join(manifests)}: no utterances to check the export on")
-    return iter(EvalLoader(utterances, config, args.batch_size))
+    return EvalLoader(utterances, config, args.batch_size)
 
 
 # ---------------------------------------------------------------------------------------------------------- export
@@ -201,6 +240,25 @@ def export_onnx(program: torch.export.ExportedProgram, path: Path) -> None:
     )  # fmt: skip
 
 
+def export_features(features: ExportedFeatures, path: Path) -> None:
+    """Writes the features as ONNX, for any B, and N from min_samples."""
+    samples = min_samples(features.config)
+    audio, lengths = torch.zeros(2, 10 * samples), torch.tensor([10 * samples, 5 * samples])
+    batch, time = torch.export.Dim("batch"), torch.export.Dim("samples", min=samples)
+    shapes = {"audio": {0: batch, 1: time}, "lengths": {0: batch}}
+    program = torch.export.export(features, (audio, lengths), dynamic_shapes=shapes)
+    # The exporter's optimizer takes log_guard for zero and leaves it out.
+    torch.onnx.export(
+        program, f=str(path), dynamo=True, opset_version=OPSET, external_data=False, verbose=False, optimize=False,
+        input_names=["audio", "lengths"], output_names=["features", "feature_lengths"],
+    )  # fmt: skip
+
+
+def min_samples(config: FeatureConfig) -> int:
+    """N that features.onnx takes at least; shorter audio is given with zeros behind it."""
+    return config.win_length
+
+
 def quantize(source: Path, target: Path, batches: Iterable[AsrBatch]) -> None:
     """Static int8 quantisation of the convolutions, ranges from the batches."""
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
@@ -217,6 +275,12 @@ def quantize(source: Path, target: Path, batches: Iterable[AsrBatch]) -> None:
     )  # fmt: skip
 
 
+def frame_seconds(config: Config) -> float:
+    """Seconds from one output frame to the next."""
+    stride = math.prod(block.stride for block in config.encoder.blocks)
+    return stride * config.input_val.features.hop_length / config.input_val.audio.sample_rate
+
+
 # ----------------------------------------------------------------------------------------------------------- check
 def forward_of(module: nn.Module) -> Forward:
     """A module as a function without gradients."""
@@ -228,18 +292,32 @@ def forward_of(module: nn.Module) -> Forward:
     return forward
 
 
-def onnx_forward(path: str | Path, threads: int | None = None) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """An exported file under ONNX Runtime on the CPU, called as the model is."""
+def exported_features(path: Path, reader: Reader, batches: Sequence[AsrBatch]) -> Iterator[AsrBatch]:
+    """The batches with the features that features.onnx makes of their audio."""
+    forward = onnx_forward(path, names=("audio", "lengths"))
+    least = min_samples(reader.features)
+    for batch in batches:
+        audio, lengths = pad([reader.read(index, epoch=None).audio for index in batch.indices])
+        audio = np.pad(audio, ((0, 0), (0, max(0, least - audio.shape[1]))))
+        features, frames = forward(torch.from_numpy(audio), torch.from_numpy(lengths))
+        features = nn.functional.pad(features, (0, batch.features.shape[2] - features.shape[2]))  # pad_to_max_duration
+        yield batch._replace(features=features, feature_lengths=frames)
+
+
+def onnx_forward(
+    path: str | Path, threads: int | None = None, names: tuple[str, str] = ("features", "lengths")
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """An exported file under ONNX Runtime on the CPU, called as the model is; names: of its inputs."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or torch.get_num_threads()
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
-    def forward(features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = session.run(None, {"features": features.numpy(), "lengths": lengths.to(torch.int64).numpy()})
-        log_probs, output_lengths = map(torch.from_numpy, outputs)
-        return log_probs, output_lengths
+    def forward(values: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = session.run(None, dict(zip(names, (values.numpy(), lengths.to(torch.int64).numpy()), strict=True)))
+        values, lengths = map(torch.from_numpy, outputs)
+        return values, lengths
 
     return forward
 

@@ -33,7 +33,6 @@ from torch import Tensor, nn
 from jasper_pt import checkpoint, distributed, nemo
 from jasper_pt.audio import UNREADABLE, audio_info, list_audio
 from jasper_pt.config import Config, load_config, parse_config
-from jasper_pt.decode import Tokens
 from jasper_pt.decoder_options import add_flags, choose_decoder
 from jasper_pt.evaluation import Forward, evaluation_form, loader_types
 from jasper_pt.loader import AsrBatch, filter_utterances, transcript_rules
@@ -43,7 +42,7 @@ from jasper_pt.model import build_model
 from jasper_pt.precision import PRECISIONS, choose_precision
 from jasper_pt.streaming import Decoder
 from jasper_pt.text import decode, read_labels
-from jasper_pt.transcript import WRITERS, Transcript, output_names, save_transcript, transcript_of
+from jasper_pt.transcript import WRITERS, Tokens, Transcript, output_names, save_transcript, transcript_of
 from runkit import machine
 from runkit.errors import UserError, run_main
 from runkit.files import atomic_open, write_json

@@ -29,11 +29,11 @@ from torch import Tensor
 
 from jasper_pt.audio import Resampler, audio_blocks
 from jasper_pt.config import Config
-from jasper_pt.decode import Tokens, greedy_tokens
+from jasper_pt.decode import greedy_tokens
 from jasper_pt.evaluation import Forward
 from jasper_pt.features import STD_GUARD, LogMel
 from jasper_pt.text import are_subwords
-from jasper_pt.transcript import Character, Transcript, Word, transcript_of
+from jasper_pt.transcript import Character, Tokens, Transcript, Word, transcript_of
 from runkit.errors import UserError
 
 PAUSE = 0.4  # s of blanks that end a segment, and with it a word

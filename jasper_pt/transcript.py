@@ -15,12 +15,9 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import NamedTuple, TextIO
 
 from runkit.files import atomic_open
-
-if TYPE_CHECKING:  # which brings PyTorch
-    from jasper_pt.decode import Tokens
 
 # Subtitles, by common broadcasters' guides: two lines of 42 characters, 1 to 7 seconds.
 LINE_CHARACTERS = 42
@@ -32,6 +29,15 @@ CUE_PAUSE = 1.0  # s without words that end a cue in any case
 # How far a word reaches beyond the frames of its first and last labels, at most: what fits a model of this recipe best
 # on the development set of the synthetic corpus. benchmarks/asr_times.py measures it.
 EDGE = 0.04  # s
+
+
+class Tokens(NamedTuple):
+    """What was recognised in one utterance; the lists are parallel."""
+
+    ids: list[int]  # indices of labels
+    frames: list[int]  # output frame at which each begins
+    confidences: list[float]  # the greatest probability of each over the frames it spans
+    ends: Sequence[int] = ()  # output frame behind the last that each spans; empty: each spans one frame
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,7 +93,7 @@ def _rounded(unit: Character | Word | Transcript) -> dict:
 
 
 def transcript_of(
-    tokens: "Tokens",
+    tokens: Tokens,
     labels: Sequence[str],
     frame_seconds: float,
     duration: float,

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jasper_pt.decode import Tokens
 from jasper_pt.ops import native
 from jasper_pt.text import frames_needed
+from jasper_pt.transcript import Tokens
 
 SEGMENT = 1024  # frames between the columns of scores that are kept
 LOWEST = -1e5  # log-probabilities below it count as it, so that every path is possible

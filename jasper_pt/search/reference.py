@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jasper_pt.decode import Tokens
+from jasper_pt.transcript import Tokens
 
 Ids = tuple[int, ...]
 LN_10 = math.log(10)

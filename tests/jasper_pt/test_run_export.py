@@ -10,12 +10,15 @@ pytest.importorskip("onnxruntime", reason="run scripts/setup.sh asr")
 sys.path.insert(0, str(Path(__file__).parent))
 from small_models import BLOCKS, VARIANTS, small_config, warmed
 
+from jasper_pt.features import LogMel
 from jasper_pt.metrics import ErrorCounts
 from jasper_pt.run_export import (
+    ExportedFeatures,
     ExportedForm,
     Score,
     check_output_dir,
     check_parity,
+    export_features,
     export_onnx,
     export_program,
     forward_of,
@@ -39,6 +42,22 @@ def test_exports_are_the_model(tmp_path, variant):
             assert found_lengths.tolist() == wanted_lengths.tolist() and found.shape == wanted.shape
             for ours, theirs, length in zip(found, wanted, wanted_lengths.tolist(), strict=True):
                 torch.testing.assert_close(ours[:length], theirs[:length], rtol=0, atol=1e-3)
+
+
+def test_exported_features_are_those_of_the_model(tmp_path):
+    torch.manual_seed(0)
+    config = small_config(BLOCKS).input_val.features
+    export_features(ExportedFeatures(config), tmp_path / "features.onnx")
+    forward, log_mel = onnx_forward(tmp_path / "features.onnx", 1, ("audio", "lengths")), LogMel(config)
+    for lengths in ([4001, 2560, 2561, 1, 0], [320, 161], [2400]):
+        audio = 0.1 * torch.randn(len(lengths), max(lengths))
+        wanted, wanted_frames = log_mel(audio, torch.tensor(lengths))
+        found, frames = forward(audio, torch.tensor(lengths))
+        assert frames.tolist() == wanted_frames.tolist() == [-(-length // 160) for length in lengths]
+        torch.testing.assert_close(found, wanted, rtol=0, atol=2e-3)
+    # Digital silence: log_guard keeps it finite, beside others and alone.
+    silence, _ = forward(torch.zeros(1, 3200), torch.tensor([3200]))
+    assert torch.equal(silence, torch.zeros_like(silence))
 
 
 @pytest.mark.parametrize("difference, texts", [(0.5, ["a"]), (float("nan"), ["a"]), (0.0, ["b"])])
