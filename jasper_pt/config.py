@@ -390,6 +390,17 @@ class Config:
         )
 
     @property
+    def stride(self) -> int:
+        """Feature frames an output frame."""
+        return math.prod(block.stride for block in self.encoder.blocks)
+
+    @property
+    def frame_seconds(self) -> float:
+        """From one output frame to the next."""
+        features = self.input_val.features
+        return self.stride * features.hop_length / features.sample_rate
+
+    @property
     def n_classes(self) -> int:
         """V: labels and the blank, which is the last."""
         return len(self.labels) + 1

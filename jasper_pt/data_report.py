@@ -23,7 +23,7 @@ import numpy as np
 
 from jasper_pt.audio import audio_info, read_audio
 from jasper_pt.config import Config
-from jasper_pt.loader import encoder_stride, output_frames, transcript_rules
+from jasper_pt.loader import output_frames, transcript_rules
 from jasper_pt.manifest import N_THREADS, Utterance, read_manifest
 from jasper_pt.text import encode, frames_needed
 from runkit.errors import UserError
@@ -126,7 +126,7 @@ def _subset(
                                                                              if s.seconds < low])  # fmt: skip
     tell("warning", name, f"longer than max_duration {high:g} s, left out", [_length(u) for u, s in whole
                                                                              if s.seconds > high])  # fmt: skip
-    infeasible, stride = [], encoder_stride(config)
+    infeasible, stride = [], config.stride
     for (utterance, sound), line in zip(whole, texts, strict=True):
         needed, there = frames_needed(encode(line, labels)), output_frames(sound.seconds, inputs.features, stride)
         if needed > there:

@@ -36,6 +36,7 @@ from jasper_pt.augment import draw_masks, mask_features, perturb, speed_factor, 
 from jasper_pt.config import AudioConfig, Config, FeatureConfig, InputConfig
 from jasper_pt.features import LogMel
 from jasper_pt.manifest import Utterance
+from jasper_pt.recordings import pad
 from jasper_pt.surroundings import make_surroundings
 from jasper_pt.text import Labels, alphabet, encode, frames_needed, normalize, normalize_any, only_known
 from runkit.errors import UserError
@@ -114,11 +115,6 @@ def output_frames(seconds: float, features: FeatureConfig, stride: int) -> int:
     return -(-frames // stride)
 
 
-def encoder_stride(config: Config) -> int:
-    """Feature frames an output frame."""
-    return math.prod(block.stride for block in config.encoder.blocks)
-
-
 def filter_utterances(
     utterances: Sequence[Utterance], config: Config, *, train: bool, stride: int | None = None
 ) -> tuple[list[Utterance], FilterReport]:
@@ -131,7 +127,7 @@ def filter_utterances(
     """
     inputs = _inputs(config, train)
     audio = inputs.audio
-    stride = stride or encoder_stride(config)
+    stride = stride or config.stride
     rules = transcript_rules(audio, config.labels)
     kept, too_short, too_long, infeasible = [], [], [], []
     unknown: Counter[str] = Counter()
@@ -278,15 +274,6 @@ class Reader:
         if self.device.type == "cuda":  # from pinned memory the copy does not stop the host
             return tensor.pin_memory().to(self.device, non_blocking=True)
         return tensor
-
-
-def pad(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Rows [n_i] -> one array [B, max n_i], zeros behind each; lengths [B] int64."""
-    lengths = np.array([len(row) for row in rows], np.int64)
-    padded = np.zeros((len(rows), lengths.max()), rows[0].dtype)
-    for i, row in enumerate(rows):
-        padded[i, : len(row)] = row
-    return padded, lengths
 
 
 class Workers:

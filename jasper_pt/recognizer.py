@@ -10,34 +10,30 @@ Legend: N samples, T output frames, V labels and blank (the blank is last).
 """
 
 import dataclasses
-import math
 import os
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias, overload
+from typing import overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from jasper_pt import checkpoint
-from jasper_pt.audio import MAX_AMPLITUDE, SAMPLE_RATES, loud_part, read_audio, resample
 from jasper_pt.config import Config, parse_config
 from jasper_pt.decode import greedy_tokens
 from jasper_pt.evaluation import evaluation_form
 from jasper_pt.features import LogMel
-from jasper_pt.loader import pad, transcript_rules
+from jasper_pt.loader import transcript_rules
 from jasper_pt.model import AcousticModel, build_model
 from jasper_pt.precision import choose_precision
+from jasper_pt.recordings import Audio, Signal, pad, read_signal
 from jasper_pt.streaming import FILE, STREAM, Decoder, LogProbStream, Stream, Update, Windows, transcribe_file
 from jasper_pt.text import encode, frames_needed
 from jasper_pt.transcript import Tokens, Transcript, respelled, transcript_of
 from jasper_pt.trellis import align_labels
 from runkit.errors import UserError
-
-# A file (its name or its bytes), samples, or samples with their rate.
-Audio: TypeAlias = "str | os.PathLike | bytes | np.ndarray | Tensor | tuple[np.ndarray | Tensor, int]"
 
 WHOLE_SECONDS = 120.0  # longer audio is recognised in windows (streaming.FILE): memory stays bounded
 BLOCK_SECONDS = 10.0  # of samples handed to them at a time
@@ -67,15 +63,6 @@ def load(
     return Recognizer(model, config, device, precision, decoder)
 
 
-class Signal(NamedTuple):
-    """What a recognizer hears of a recording."""
-
-    samples: np.ndarray  # [N] float32, at the model's rate
-    start: float  # s of silence that were left out before them
-    duration: float  # s of the whole recording
-    source: str  # its name, if it has one
-
-
 class Recognizer:
     """A frozen model with what stands before and behind it. Calls change nothing in it."""
 
@@ -96,8 +83,8 @@ class Recognizer:
         self.labels: tuple[str, ...] = tuple(config.labels)
         self.decoder: Decoder = decoder or greedy_tokens
         self.sample_rate: int = config.input_val.audio.sample_rate
-        self.stride: int = math.prod(block.stride for block in config.encoder.blocks)  # feature frames an output frame
-        self.frame_seconds: float = self.stride * config.input_val.features.hop_length / self.sample_rate
+        self.stride: int = config.stride
+        self.frame_seconds: float = config.frame_seconds
         self._log_mel = LogMel(config.input_val.features).to(self.device)
         self._forward = evaluation_form(model.to(self.device), chosen, self.device)
         self._rules = transcript_rules(config.input_val.audio, self.labels)
@@ -193,23 +180,10 @@ class Recognizer:
         return self._log_probs([self._read(audio, sample_rate)], batch_size=4)[0].float().cpu()
 
     # -------------------------------------------------------------------------------------------------- how it does it
-    def _read(self, audio: Audio, sample_rate: int | None) -> "Signal":
-        source = ""
-        if isinstance(audio, tuple):
-            audio, sample_rate = audio
-        if isinstance(audio, str | os.PathLike | bytes):
-            source = "" if isinstance(audio, bytes) else os.fspath(audio)
-            samples = read_audio(audio, self.sample_rate)
-        else:
-            samples = mono(audio)
-            rate = sample_rate or self.sample_rate
-            if rate not in SAMPLE_RATES:
-                raise UserError(f"a sample rate of {rate} Hz: it must be {SAMPLE_RATES[0]} to {SAMPLE_RATES[-1]}")
-            samples = resample(samples, rate, self.sample_rate)
-        part = loud_part(samples) if self.config.input_val.audio.trim_silence else slice(0, len(samples))
-        return Signal(samples[part], part.start / self.sample_rate, len(samples) / self.sample_rate, source)
+    def _read(self, audio: Audio, sample_rate: int | None) -> Signal:
+        return read_signal(audio, sample_rate, self.config.input_val.audio)
 
-    def _log_probs(self, signals: Sequence["Signal"], batch_size: int) -> list[Tensor]:
+    def _log_probs(self, signals: Sequence[Signal], batch_size: int) -> list[Tensor]:
         """Log-probabilities [T,V] of each signal."""
         found: dict[int, Tensor] = {}
         short = [i for i, signal in enumerate(signals) if len(signal.samples) <= WHOLE_SECONDS * self.sample_rate]
@@ -229,32 +203,10 @@ class Recognizer:
         parts = [windows.feed(samples[start : start + size]) for start in range(0, len(samples), size)]
         return torch.cat([part for part in (*parts, windows.finish()) if len(part)])
 
-    def _transcript(self, signal: "Signal", tokens: Tokens) -> Transcript:
+    def _transcript(self, signal: Signal, tokens: Tokens) -> Transcript:
         return transcript_of(
             tokens, self.labels, self.frame_seconds, signal.duration, signal.source, first_frame=signal.start
         )
-
-
-def mono(samples: np.ndarray | Tensor) -> np.ndarray:
-    """Samples [N] or [N, channels], of floats or of integers, as float32 [N] in about -1..1, channels averaged.
-
-    Raises UserError for other shapes and types, and for no samples, NaN and infinite ones.
-    """
-    array = samples.detach().cpu().numpy() if isinstance(samples, Tensor) else np.asarray(samples)
-    if array.ndim not in (1, 2) or (array.ndim == 2 and array.shape[1] > array.shape[0]):
-        raise UserError(f"samples of shape {list(array.shape)}: give [samples] or [samples, channels]")
-    if not array.size:
-        raise UserError("there are no samples")
-    if np.issubdtype(array.dtype, np.signedinteger):
-        array = array / -float(np.iinfo(array.dtype).min)
-    elif not np.issubdtype(array.dtype, np.floating):
-        raise UserError(f"samples of type {array.dtype}: give floats in -1..1 or signed integers")
-    array = array.astype(np.float32)  # a copy, for the caller may change theirs
-    if array.ndim == 2:
-        array = array.mean(axis=1)
-    if not np.abs(array).max() <= MAX_AMPLITUDE:  # not so for NaN
-        raise UserError("NaN or infinite samples, or absurd ones")
-    return array
 
 
 def is_spoken(character: str) -> bool:

@@ -14,7 +14,6 @@ import copy
 import hashlib
 import importlib.metadata
 import itertools
-import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -32,10 +31,11 @@ from jasper_pt.decode import greedy
 from jasper_pt.evaluation import Forward
 from jasper_pt.fast import fold_batch_norm
 from jasper_pt.features import LogMel
-from jasper_pt.loader import AsrBatch, EvalLoader, Reader, filter_utterances, pad
+from jasper_pt.loader import AsrBatch, EvalLoader, Reader, filter_utterances
 from jasper_pt.manifest import read_manifest
 from jasper_pt.metrics import ErrorCounts, word_errors
 from jasper_pt.model import AcousticModel, Frames
+from jasper_pt.recordings import pad
 from jasper_pt.run_inference import choose_config, load_model
 from runkit.errors import UserError, run_main
 from runkit.files import atomic_directory, sha256_file, write_json
@@ -190,7 +190,7 @@ def main(argv: list[str] | None = None) -> int:
             "opset": OPSET,
             "min_frames": MIN_FRAMES,
             "min_samples": min_samples(config.input_val.features),
-            "frame_seconds": frame_seconds(config),
+            "frame_seconds": config.frame_seconds,
             "versions": versions,
             "files": {file.name: sha256_file(file) for file in sorted(folder.iterdir())},
             "scores": figures,
@@ -273,12 +273,6 @@ def quantize(source: Path, target: Path, batches: Iterable[AsrBatch]) -> None:
         str(source), str(target), Reader(), quant_format=QuantFormat.QDQ, per_channel=True, reduce_range=True,
         op_types_to_quantize=["Conv"], activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
     )  # fmt: skip
-
-
-def frame_seconds(config: Config) -> float:
-    """Seconds from one output frame to the next."""
-    stride = math.prod(block.stride for block in config.encoder.blocks)
-    return stride * config.input_val.features.hop_length / config.input_val.audio.sample_rate
 
 
 # ----------------------------------------------------------------------------------------------------------- check

@@ -17,7 +17,6 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -248,10 +247,10 @@ def transcribe(
 def timed(args: argparse.Namespace, config: Config, batch: AsrBatch, row: int, tokens: Tokens) -> Transcript:
     """The transcript of one utterance of a batch, in seconds of its audio."""
     features = config.input_val.features
-    hop = features.hop_length / features.sample_rate  # s
-    stride = math.prod(block.stride for block in config.encoder.blocks)
-    first_frame = batch.starts[row] - args.pad_leading * hop
-    return transcript_of(tokens, config.labels, stride * hop, batch.durations[row], batch.keys[row], first_frame)
+    first_frame = batch.starts[row] - args.pad_leading * features.hop_length / features.sample_rate
+    return transcript_of(
+        tokens, config.labels, config.frame_seconds, batch.durations[row], batch.keys[row], first_frame
+    )
 
 
 def word_lines(transcript: Transcript) -> str:

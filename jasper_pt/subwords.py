@@ -18,7 +18,6 @@ they leave room for encoders of larger strides; how much there is, is told at th
 
 import argparse
 import io
-import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -28,7 +27,7 @@ if __package__ in (None, ""):  # started by path: python jasper_pt/subwords.py
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from jasper_pt.config import Config, load_config
-from jasper_pt.loader import transcript_rules
+from jasper_pt.loader import output_frames, transcript_rules
 from jasper_pt.manifest import Utterance, read_manifest
 from jasper_pt.text import WORD_MARK, alphabet, encode, frames_needed, write_labels
 from runkit.errors import UserError, run_main
@@ -119,18 +118,16 @@ def import_sentencepiece():
 def describe(utterances: Sequence[Utterance], transcripts: Sequence[str], labels: Sequence[str], config: Config) -> str:
     """One line: labels and output frames an utterance, and how many utterances CTC cannot align."""
     inputs = config.input_train
-    stride = math.prod(block.stride for block in config.encoder.blocks)
     targets = [encode(text, labels) for text in transcripts]
-    frames = [
-        -(-round(u.duration * inputs.audio.sample_rate) // (inputs.features.hop_length * stride)) for u in utterances
-    ]
+    frames = [output_frames(u.duration, inputs.features, config.stride) for u in utterances]
     impossible = sum(frames_needed(target) > there for target, there in zip(targets, frames, strict=True))
     n_labels, n_characters, n_frames = (
         sum(counts) / len(targets) for counts in (map(len, targets), map(len, transcripts), frames)
     )
     return (
         f"{len(labels)} labels; {n_labels:.1f} an utterance in the mean ({n_characters:.1f} characters) on "
-        f"{n_frames:.0f} output frames (stride {stride}); CTC cannot align {impossible} of {len(targets)} utterances"
+        f"{n_frames:.0f} output frames (stride {config.stride}); "
+        f"CTC cannot align {impossible} of {len(targets)} utterances"
     )
 
 

@@ -1,0 +1,135 @@
+"""Speech recognition with what run_export wrote, by ONNX Runtime: no PyTorch is needed.
+
+    recognizer = exported.load("OUT")
+    (transcript,) = recognizer.transcribe([recognizer.read("speech.flac")])
+
+Legend: B utterances, N samples, F features, T output frames, V labels and blank (the blank is last).
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jasper_pt.config import Config, parse_config
+from jasper_pt.recordings import Audio, Signal, pad, read_signal
+from jasper_pt.transcript import Tokens, Transcript, transcript_of
+from runkit.errors import UserError
+from runkit.files import read_json, sha256_file
+
+# (features [B,F,T'] float32, lengths [B] int64) -> (log_probs [B,T,V], lengths [B])
+Acoustic = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+# (log_probs [B,T,V], lengths [B]) -> what was recognised in each
+Decoder = Callable[[np.ndarray, np.ndarray], list[Tokens]]
+
+
+class ExportedRecognizer:
+    """The way from sounds to transcripts: features.onnx, the acoustic model, decoding."""
+
+    def __init__(
+        self, folder: str | os.PathLike, acoustic: Acoustic, decoder: Decoder | None = None, threads: int | None = None
+    ):
+        """acoustic: the acoustic model, wherever it runs; decoder: by default greedy; threads: for features.
+
+        Raises UserError for a folder that is no export.
+        """
+        metadata = read_metadata(folder)
+        self.config: Config = parse_config(metadata["config"], f"configuration in {folder}/metadata.json")
+        self.labels: tuple[str, ...] = tuple(metadata["labels"])
+        self.min_samples, self.min_frames = metadata["min_samples"], metadata["min_frames"]
+        self.acoustic, self.decoder = acoustic, decoder or greedy_tokens
+        self._features = onnx_function(Path(folder) / "features.onnx", ("audio", "lengths"), threads)
+
+    def read(self, audio: Audio, sample_rate: int | None = None) -> Signal:
+        """See recordings.read_signal."""
+        return read_signal(audio, sample_rate, self.config.input_val.audio)
+
+    def transcribe(self, signals: Sequence[Signal]) -> list[Transcript]:
+        """What is said in each; all go through the model at once."""
+        audio, lengths = pad([signal.samples for signal in signals])
+        features, frames = self._features(widened(audio, self.min_samples), lengths)
+        log_probs, frames = self.acoustic(widened(features, self.min_frames), frames)
+        return [
+            transcript_of(
+                tokens, self.labels, self.config.frame_seconds, signal.duration, signal.source, first_frame=signal.start
+            )
+            for signal, tokens in zip(signals, self.decoder(log_probs, frames), strict=True)
+        ]
+
+
+def load(
+    folder: str | os.PathLike, name: str = "model.onnx", decoder: Decoder | None = None, threads: int | None = None
+) -> ExportedRecognizer:
+    """A recognizer with an acoustic model of the folder. Raises UserError for files that are missing or changed."""
+    check_files(folder, ("features.onnx", name))
+    acoustic = onnx_function(Path(folder) / name, ("features", "lengths"), threads)
+    return ExportedRecognizer(folder, acoustic, decoder, threads)
+
+
+def read_metadata(folder: str | os.PathLike) -> dict:
+    """Raises UserError for a folder without it, or with that of another export."""
+    path = Path(folder) / "metadata.json"
+    if not path.is_file():
+        raise UserError(f"{folder} is no export: it has no metadata.json (scripts/export_asr.sh makes exports)")
+    metadata = read_json(path)
+    lacking = {"config", "labels", "min_samples", "min_frames", "files"} - metadata.keys()
+    if lacking:
+        raise UserError(f"{path}: no {', '.join(sorted(lacking))}: export the speech model anew with export_asr.sh")
+    return metadata
+
+
+def check_files(folder: str | os.PathLike, names: Sequence[str]) -> None:
+    """Raises UserError unless the files are those that were exported."""
+    known = read_metadata(folder)["files"]
+    for name in names:
+        if name not in known:
+            raise UserError(f"{folder} has no {name}; it has {', '.join(sorted(known))}")
+        path = Path(folder) / name
+        if not path.is_file() or sha256_file(path) != known[name]:
+            raise UserError(f"{path} is missing, or is not what metadata.json describes: export anew")
+
+
+def widened(array: np.ndarray, least: int) -> np.ndarray:
+    """Zeros behind the last axis where it is shorter."""
+    if array.shape[-1] >= least:
+        return array
+    return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, least - array.shape[-1])])
+
+
+def onnx_function(path: Path, names: tuple[str, str], threads: int | None = None) -> Acoustic:
+    """A model of two inputs and two outputs under ONNX Runtime on the CPU. Raises UserError where it is missing."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise UserError("the package onnxruntime is missing: run scripts/setup.sh asr") from error
+
+    if not path.is_file():
+        raise UserError(f"{path} does not exist: export the model anew")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    def function(values: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        first, second = session.run(None, dict(zip(names, (values, lengths), strict=True)))
+        return first, second
+
+    return function
+
+
+def greedy_tokens(log_probs: np.ndarray, lengths: np.ndarray) -> list[Tokens]:
+    """decode.greedy_tokens for arrays: the best label of each frame, repeats merged, blanks dropped."""
+    return [_collapsed(row[: int(length)]) for row, length in zip(log_probs, lengths, strict=True)]
+
+
+def _collapsed(log_probs: np.ndarray) -> Tokens:
+    """log_probs [T,V] -> tokens."""
+    if not len(log_probs):
+        return Tokens([], [], [], [])
+    best, ids = log_probs.max(1), log_probs.argmax(1)
+    starts = np.flatnonzero(np.diff(ids, prepend=-1))  # of runs of one symbol
+    peaks = np.exp(np.maximum.reduceat(best, starts))
+    ends = np.append(starts[1:], len(ids))
+    kept = ids[starts] != log_probs.shape[1] - 1
+    columns = (ids[starts], starts, peaks, ends)
+    return Tokens(*(column[kept].tolist() for column in columns))
