@@ -23,9 +23,9 @@ import numpy as np
 
 from jasper_pt.audio import audio_info, read_audio
 from jasper_pt.config import Config
-from jasper_pt.loader import output_frames, transcript_rules
+from jasper_pt.loader import output_frames
 from jasper_pt.manifest import N_THREADS, Utterance, read_manifest
-from jasper_pt.text import encode, frames_needed
+from jasper_pt.text import encode, frames_needed, transcript_rules
 from runkit.errors import UserError
 from runkit.files import make_directory, write_json
 from runkit.progress import Progress
@@ -107,7 +107,7 @@ def _subset(
     name: str, utterances: Sequence[Utterance], sounds: Sequence[Sound | UserError], config: Config, tell: Callable
 ) -> dict[str, Any]:
     inputs = (config.input_train if name == "train" else None) or config.input_val
-    labels, rules = config.labels, transcript_rules(inputs.audio, config.labels)
+    labels, rules = config.labels, transcript_rules(inputs.audio.normalize_transcripts, config.labels)
     whole = [(u, s) for u, s in zip(utterances, sounds, strict=True) if isinstance(s, Sound)]
     unknown: Counter[str] = Counter()
     characters: Counter[str] = Counter()

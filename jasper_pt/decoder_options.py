@@ -9,14 +9,16 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jasper_pt import ngram
 from jasper_pt.beam import BeamDecoder, BeamOptions
 from jasper_pt.config import read_yaml
-from jasper_pt.decode import greedy_tokens
-from jasper_pt.streaming import Decoder
 from runkit.errors import UserError
 from runkit.files import read_lines
+
+if TYPE_CHECKING:  # a server of exported models has no PyTorch
+    from jasper_pt.streaming import Decoder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,8 +125,10 @@ def beam_decoder(options: DecoderOptions, labels: Sequence[str], lm: ngram.Model
     )
 
 
-def choose_decoder(args: argparse.Namespace, labels: Sequence[str]) -> Decoder:
+def choose_decoder(args: argparse.Namespace, labels: Sequence[str]) -> "Decoder":
     """The decoder that a command line asks for."""
+    from jasper_pt.decode import greedy_tokens
+
     options = from_arguments(args)
     if options.decoder == "greedy":
         return greedy_tokens

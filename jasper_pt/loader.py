@@ -19,7 +19,6 @@ import collections
 import math
 import os
 import queue
-import string
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,12 +32,12 @@ from torch import Tensor
 
 from jasper_pt.audio import loud_part, read_audio
 from jasper_pt.augment import draw_masks, mask_features, perturb, speed_factor, utterance_rng
-from jasper_pt.config import AudioConfig, Config, FeatureConfig, InputConfig
+from jasper_pt.config import Config, FeatureConfig, InputConfig
 from jasper_pt.features import LogMel
 from jasper_pt.manifest import Utterance
 from jasper_pt.recordings import pad
 from jasper_pt.surroundings import make_surroundings
-from jasper_pt.text import Labels, alphabet, encode, frames_needed, normalize, normalize_any, only_known
+from jasper_pt.text import encode, frames_needed, transcript_rules
 from runkit.errors import UserError
 from runkit.guards import StallGuard
 
@@ -62,21 +61,6 @@ class AsrBatch(NamedTuple):
 
 
 # ---------------------------------------------------------------------------------------------------- transcripts
-def transcript_rules(audio: AudioConfig, labels: Labels) -> Callable[..., str]:
-    """The function (text, labels, unknown=None) -> text that `normalize_transcripts` asks for with these labels.
-
-    Raises UserError where the English rules are asked for and the labels lack a letter of a to z.
-    """
-    letters = set(alphabet(labels)) - {" ", "'"}
-    if audio.normalize_transcripts == "english" and not letters.issuperset(string.ascii_lowercase):
-        raise UserError("normalize_transcripts: english is for labels a to z; for another alphabet set it to true")
-    if audio.normalize_transcripts == "english" or (
-        audio.normalize_transcripts and letters == set(string.ascii_lowercase)
-    ):
-        return normalize
-    return normalize_any if audio.normalize_transcripts else only_known
-
-
 # ------------------------------------------------------------------------------------------------------ filtering
 class FilterReport(NamedTuple):
     """What filter_utterances left out, by key."""
@@ -128,7 +112,7 @@ def filter_utterances(
     inputs = _inputs(config, train)
     audio = inputs.audio
     stride = stride or config.stride
-    rules = transcript_rules(audio, config.labels)
+    rules = transcript_rules(audio.normalize_transcripts, config.labels)
     kept, too_short, too_long, infeasible = [], [], [], []
     unknown: Counter[str] = Counter()
     beyond = 0
@@ -183,7 +167,7 @@ class Reader:
         self.views = views
         inputs = _inputs(config, train)
         self.audio, self.features = inputs.audio, inputs.features
-        self.rules = transcript_rules(self.audio, self.labels)
+        self.rules = transcript_rules(self.audio.normalize_transcripts, self.labels)
         self.log_mel = LogMel(self.features).to(self.device)
         self.surroundings = make_surroundings(self.audio) if train else None
 

@@ -25,12 +25,11 @@ from jasper_pt.config import Config, parse_config
 from jasper_pt.decode import greedy_tokens
 from jasper_pt.evaluation import evaluation_form
 from jasper_pt.features import LogMel
-from jasper_pt.loader import transcript_rules
 from jasper_pt.model import AcousticModel, build_model
 from jasper_pt.precision import choose_precision
 from jasper_pt.recordings import Audio, Signal, pad, read_signal
 from jasper_pt.streaming import FILE, STREAM, Decoder, LogProbStream, Stream, Update, Windows, transcribe_file
-from jasper_pt.text import encode, frames_needed
+from jasper_pt.text import encode, frames_needed, transcript_rules
 from jasper_pt.transcript import Tokens, Transcript, respelled, transcript_of
 from jasper_pt.trellis import align_labels
 from runkit.errors import UserError
@@ -87,7 +86,7 @@ class Recognizer:
         self.frame_seconds: float = config.frame_seconds
         self._log_mel = LogMel(config.input_val.features).to(self.device)
         self._forward = evaluation_form(model.to(self.device), chosen, self.device)
-        self._rules = transcript_rules(config.input_val.audio, self.labels)
+        self._rules = transcript_rules(config.input_val.audio.normalize_transcripts, self.labels)
 
     # -------------------------------------------------------------------------------------------------- what it does
     @overload

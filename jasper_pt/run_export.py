@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 if __package__ in (None, ""):  # started by path: python jasper_pt/run_export.py
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,6 +28,7 @@ from jasper_pt import checkpoint
 from jasper_pt.config import Config, FeatureConfig
 from jasper_pt.decode import greedy
 from jasper_pt.evaluation import Forward
+from jasper_pt.exported import onnx_function, widened
 from jasper_pt.fast import fold_batch_norm
 from jasper_pt.features import LogMel
 from jasper_pt.loader import AsrBatch, EvalLoader, Reader, filter_utterances
@@ -289,10 +289,9 @@ def forward_of(module: nn.Module) -> Forward:
 def exported_features(path: Path, reader: Reader, batches: Sequence[AsrBatch]) -> Iterator[AsrBatch]:
     """The batches with the features that features.onnx makes of their audio."""
     forward = onnx_forward(path, names=("audio", "lengths"))
-    least = min_samples(reader.features)
     for batch in batches:
         audio, lengths = pad([reader.read(index, epoch=None).audio for index in batch.indices])
-        audio = np.pad(audio, ((0, 0), (0, max(0, least - audio.shape[1]))))
+        audio = widened(audio, min_samples(reader.features))
         features, frames = forward(torch.from_numpy(audio), torch.from_numpy(lengths))
         features = nn.functional.pad(features, (0, batch.features.shape[2] - features.shape[2]))  # pad_to_max_duration
         yield batch._replace(features=features, feature_lengths=frames)
@@ -302,15 +301,10 @@ def onnx_forward(
     path: str | Path, threads: int | None = None, names: tuple[str, str] = ("features", "lengths")
 ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """An exported file under ONNX Runtime on the CPU, called as the model is; names: of its inputs."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads or torch.get_num_threads()
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    function = onnx_function(Path(path), names, threads or torch.get_num_threads())
 
     def forward(values: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = session.run(None, dict(zip(names, (values.numpy(), lengths.to(torch.int64).numpy()), strict=True)))
-        values, lengths = map(torch.from_numpy, outputs)
+        values, lengths = map(torch.from_numpy, function(values.numpy(), lengths.to(torch.int64).numpy()))
         return values, lengths
 
     return forward

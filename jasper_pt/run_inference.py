@@ -34,13 +34,13 @@ from jasper_pt.audio import UNREADABLE, audio_info, list_audio
 from jasper_pt.config import Config, load_config, parse_config
 from jasper_pt.decoder_options import add_flags, choose_decoder
 from jasper_pt.evaluation import Forward, evaluation_form, loader_types
-from jasper_pt.loader import AsrBatch, filter_utterances, transcript_rules
+from jasper_pt.loader import AsrBatch, filter_utterances
 from jasper_pt.manifest import Utterance, read_manifest
 from jasper_pt.metrics import ErrorCounts, character_errors, word_errors
 from jasper_pt.model import build_model
 from jasper_pt.precision import PRECISIONS, choose_precision
 from jasper_pt.streaming import Decoder
-from jasper_pt.text import decode, read_labels
+from jasper_pt.text import decode, read_labels, transcript_rules
 from jasper_pt.transcript import WRITERS, Tokens, Transcript, output_names, save_transcript, transcript_of
 from runkit import machine
 from runkit.errors import UserError, run_main
@@ -297,7 +297,7 @@ def from_files(files: Sequence[Path]) -> tuple[list[Utterance], list[str]]:
 # ---------------------------------------------------------------------------------------------------------- results
 def report_errors(args, config, utterances, texts, log) -> None:
     """Writes error rates over all utterances that could be read, the errors of each, and the predictions."""
-    rules = transcript_rules(config.input_val.audio, config.labels)
+    rules = transcript_rules(config.input_val.audio.normalize_transcripts, config.labels)
     references = [rules(utterance.transcript, config.labels) for utterance in utterances]
     rows = [row for row in zip(utterances, references, texts, strict=True) if row[2] is not None]
     if not rows:

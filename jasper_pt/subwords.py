@@ -27,9 +27,9 @@ if __package__ in (None, ""):  # started by path: python jasper_pt/subwords.py
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from jasper_pt.config import Config, load_config
-from jasper_pt.loader import output_frames, transcript_rules
+from jasper_pt.loader import output_frames
 from jasper_pt.manifest import Utterance, read_manifest
-from jasper_pt.text import WORD_MARK, alphabet, encode, frames_needed, write_labels
+from jasper_pt.text import WORD_MARK, alphabet, encode, frames_needed, transcript_rules, write_labels
 from runkit.errors import UserError, run_main
 
 
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     if config.input_train is None:
         raise UserError(f"{args.model_config} has no section input_train, whose rules for transcripts are needed")
     characters = alphabet(config.labels)
-    rules = transcript_rules(config.input_train.audio, characters)
+    rules = transcript_rules(config.input_train.audio.normalize_transcripts, characters)
     utterances = [u for path in args.train_manifests for u in read_manifest(path, args.dataset_dir)]
     unknown: Counter[str] = Counter()
     transcripts = [rules(utterance.transcript, characters, unknown) for utterance in utterances]

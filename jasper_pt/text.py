@@ -12,7 +12,7 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from runkit.errors import UserError
 from runkit.files import atomic_open, read_lines
@@ -354,3 +354,16 @@ def ordinal(digits: str) -> str:
     else:
         last += "th"
     return " ".join([*first, last])
+
+
+def transcript_rules(rules: bool | str, labels: Labels) -> Callable[..., str]:
+    """The function (text, labels, unknown=None) -> text that a configuration's `normalize_transcripts` asks for.
+
+    Raises UserError where the English rules are asked for and the labels lack a letter of a to z.
+    """
+    letters = set(alphabet(labels)) - {" ", "'"}
+    if rules == "english" and not letters.issuperset(string.ascii_lowercase):
+        raise UserError("normalize_transcripts: english is for labels a to z; for another alphabet set it to true")
+    if rules == "english" or (rules and letters == set(string.ascii_lowercase)):
+        return normalize
+    return normalize_any if rules else only_known

@@ -19,10 +19,9 @@ from jasper_pt.loader import (
     eval_plan,
     filter_utterances,
     in_order,
-    transcript_rules,
 )
 from jasper_pt.manifest import Utterance
-from jasper_pt.text import decode, normalize, normalize_any
+from jasper_pt.text import decode, normalize, normalize_any, transcript_rules
 from runkit.errors import UserError
 
 RATE = 16000
@@ -65,16 +64,16 @@ def equal(a, b) -> bool:
 def test_rules_follow_configuration_and_labels():
     config = make_config()
     audio = config.input_val.audio
-    assert transcript_rules(audio, config.labels) is normalize
-    assert transcript_rules(audio, (*config.labels, "ä")) is normalize_any
-    assert transcript_rules(audio, "абв") is normalize_any
+    assert transcript_rules(audio.normalize_transcripts, config.labels) is normalize
+    assert transcript_rules(audio.normalize_transcripts, (*config.labels, "ä")) is normalize_any
+    assert transcript_rules(audio.normalize_transcripts, "абв") is normalize_any
     english = make_config("input_val.audio_dataset.normalize_transcripts=english").input_val.audio
-    assert transcript_rules(english, (*config.labels, "ä")) is normalize
+    assert transcript_rules(english.normalize_transcripts, (*config.labels, "ä")) is normalize
     with pytest.raises(UserError, match="labels a to z"):
-        transcript_rules(english, "абв")
+        transcript_rules(english.normalize_transcripts, "абв")
     unknown = Counter()
     off = make_config("input_val.audio_dataset.normalize_transcripts=false").input_val.audio
-    assert transcript_rules(off, config.labels)("Ab 1 c", config.labels, unknown) == "b  c"
+    assert transcript_rules(off.normalize_transcripts, config.labels)("Ab 1 c", config.labels, unknown) == "b  c"
     assert unknown == Counter("A1")
 
 

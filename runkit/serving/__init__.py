@@ -1,0 +1,1 @@
+"""What both recipes need to stand behind a Triton Inference Server: configuration, models, clients, measurements."""
