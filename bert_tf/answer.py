@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 if __package__ in (None, ""):  # started by path: python bert_tf/answer.py
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -27,14 +27,14 @@ import bert_tf.quiet_tensorflow  # noqa: F401, I001 (first: it silences the impo
 import numpy as np
 
 from bert_tf import checkpoint, huggingface
+from bert_tf.answering import Answer, Settings, answer_questions, to_examples, to_squad
 from bert_tf.features import SPAN, Feature, FeatureSet, batch_spec, choose_buckets, prediction_batches
 from bert_tf.losses import QuestionAnswering
 from bert_tf.model import BertForQuestionAnswering
 from bert_tf.model_files import beside, is_lower_case, required_beside
 from bert_tf.precision import PRECISIONS, Precision
 from bert_tf.runs import check_vocabulary
-from bert_tf.squad import SquadExample, SquadFeature, convert_examples, examples_of
-from bert_tf.squad_answers import find_candidates, select_answers
+from bert_tf.squad import SquadExample
 from bert_tf.tokenization import CLS, SEP, FullTokenizer
 from bert_tf.train_step import check_finite, create_prediction
 from bert_tf.weights import ComputeWeights
@@ -44,30 +44,6 @@ from runkit.files import read_json, sha256_file
 BATCH_SIZE = 8  # windows
 EXCERPT = 40  # code points shown on both sides of an answer
 MANY = 50  # questions from which progress is shown
-
-
-class Settings(NamedTuple):
-    """How questions are read and answers chosen; run_squad's flags, and its defaults."""
-
-    do_lower_case: bool = True
-    max_seq_length: int = 384
-    doc_stride: int = 128
-    max_query_length: int = 64
-    version_2_with_negative: bool = False
-    null_score_diff_threshold: float = 0.0
-    n_best_size: int = 20
-    max_answer_length: int = 30
-
-
-class Answer(NamedTuple):
-    """The answer to a question: context[start:end], or "" and no place. probability is among the n best."""
-
-    id: str
-    question: str
-    answer: str
-    probability: float
-    start: int | None
-    end: int | None
 
 
 # --------------------------------------------------------------------------------------------------- the model
@@ -133,48 +109,7 @@ class Answerer:
 
     def answer(self, examples: Sequence[SquadExample]) -> list[Answer]:
         """The answers in the order of the questions."""
-        s = self.settings
-        windows = list(
-            convert_examples(examples, self.tokenizer, s.max_seq_length, s.doc_stride, s.max_query_length, False)
-        )
-        logits = self.logits([window.feature for window in windows])
-        starts, ends = [values[:, 0] for values in logits], [values[:, 1] for values in logits]
-        chosen = select_answers(
-            examples,
-            windows,
-            starts,
-            ends,
-            n_best_size=s.n_best_size,
-            max_answer_length=s.max_answer_length,
-            do_lower_case=s.do_lower_case,
-            version_2_with_negative=s.version_2_with_negative,
-            null_score_diff_threshold=s.null_score_diff_threshold,
-        )
-        windows_of: list[list[int]] = [[] for _ in examples]
-        for index, window in enumerate(windows):
-            windows_of[window.example_index].append(index)
-        answers = []
-        for example, indices in zip(examples, windows_of, strict=True):
-            text = chosen.predictions[example.qas_id]
-            first = text and self._first_word(
-                [windows[i] for i in indices], [starts[i] for i in indices], [ends[i] for i in indices]
-            )
-            start = example.context.find(text, example.word_starts[first]) if isinstance(first, int) else -1
-            text = text if start >= 0 else ""  # 1.1 has a word for "no span is possible", which is no answer
-            probability = next((e["probability"] for e in chosen.nbest[example.qas_id] if e["text"] == text), 0.0)
-            place = (start, start + len(text)) if text else (None, None)
-            answers.append(Answer(example.qas_id, example.question, text, probability, *place))
-        return answers
-
-    def _first_word(self, windows: list[SquadFeature], starts: list, ends: list) -> int | None:
-        """The word in which the best answer begins; None where there is no candidate."""
-        s = self.settings
-        starts, ends = [np.asarray(x, np.float64) for x in starts], [np.asarray(x, np.float64) for x in ends]
-        candidates = find_candidates(windows, starts, ends, s.n_best_size, s.max_answer_length, False)
-        if not len(candidates.starts):
-            return None
-        window = windows[int(candidates.windows[0])]
-        return int(window.context.words[candidates.starts[0] + window.context_start - window.context_position])
+        return answer_questions(examples, self.tokenizer, self.settings, self.logits)[0]
 
 
 def load(
@@ -199,28 +134,6 @@ def load(
 
 
 # ------------------------------------------------------------------------------------------------- the questions
-def to_squad(content: Any, name: str) -> dict[str, Any]:
-    """SQuAD's form of what --json reads: that form, or a context with questions. Raises UserError for anything else."""
-    if isinstance(content, dict) and "data" in content:
-        return content
-    context, questions = (content.get(key) if isinstance(content, dict) else None for key in ("context", "questions"))
-    if (
-        not isinstance(context, str)
-        or not isinstance(questions, list)
-        or not all(isinstance(q, str) for q in questions)
-    ):
-        raise UserError(f'{name}: expected SQuAD\'s form, or {{"context": "...", "questions": ["...", ...]}}')
-    qas = [{"id": str(number), "question": question} for number, question in enumerate(questions)]
-    return {"data": [{"paragraphs": [{"context": context, "qas": qas}]}]}
-
-
-def to_examples(content: Any, name: str, version_2_with_negative: bool = True) -> list[SquadExample]:
-    """The questions of a parsed file (see to_squad) called `name`; flaws are told on stderr."""
-    return examples_of(
-        to_squad(content, name), name, False, version_2_with_negative, lambda text: print(text, file=sys.stderr)
-    )
-
-
 def read_stdin_json() -> Any:
     """Raises UserError where stdin is no JSON."""
     if sys.stdin is None:
