@@ -389,6 +389,11 @@ def truncated_lengths(n_a: int, n_b: int, room: int) -> tuple[int, int]:
 
 
 # --------------------------------------------------------------------------------------------------- metrics
+def decide(task: Task, outputs: np.ndarray) -> np.ndarray:
+    """The predicted class indices [F], or numbers for a regression, from outputs [F, N]."""
+    return outputs[:, 0] if task.labels is None else outputs.argmax(-1)
+
+
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
     """Share of equal entries."""
     return float(np.mean(predictions == labels))

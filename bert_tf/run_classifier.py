@@ -82,7 +82,7 @@ def run(group: Distributed, stack: contextlib.ExitStack) -> None:
             predicted = finetuning.predict(session, function, features, FLAGS.eval_batch_size, "on EVAL set")
             if predicted is None:
                 continue
-            scores = glue.metrics(task, decide(task, np.stack(predicted.outputs)), labels_of(features))
+            scores = glue.metrics(task, glue.decide(task, np.stack(predicted.outputs)), labels_of(features))
             loss = predicted.sums.means()["loss"]
             suffix = split.removeprefix("dev")  # "" or "_mismatched"
             results |= {f"{key}{suffix}": value for key, value in ({"eval_loss": loss, "loss": loss} | scores).items()}
@@ -104,11 +104,11 @@ def run(group: Distributed, stack: contextlib.ExitStack) -> None:
             outputs = np.stack(predicted.outputs)
             target = session.output_dir / f"test_results{split.removeprefix('test')}.tsv"
             glue.write_test_results(target, outputs if task.labels is None else glue.softmax(outputs))
-            submission = glue.write_submission(session.output_dir, task, split, decide(task, outputs))
+            submission = glue.write_submission(session.output_dir, task, split, glue.decide(task, outputs))
             session.log.info(f"{len(features)} predictions: {target}" + (f", {submission}" if submission else ""))
             figures = dict(predicted.figures)
             if all(example.label is not None for example in sets[split]):
-                figures |= glue.metrics(task, decide(task, outputs), labels_of(features))
+                figures |= glue.metrics(task, glue.decide(task, outputs), labels_of(features))
                 session.log.console("  ".join(f"{key} = {figures[key]:.6g}" for key in task.metrics))
             summary |= {f"prediction{split.removeprefix('test')}": figures}
     if group.is_root:
@@ -127,11 +127,6 @@ def available(session, task: glue.Task, splits: tuple[str, ...]) -> list[str]:
 
 def labels_of(features: FeatureSet) -> list:
     return [features[index].label for index in range(len(features))]
-
-
-def decide(task: glue.Task, outputs: np.ndarray) -> np.ndarray:
-    """The predicted class indices [F], or numbers for a regression, from outputs [F, N]."""
-    return outputs[:, 0] if task.labels is None else outputs.argmax(-1)
 
 
 if __name__ == "__main__":
