@@ -54,6 +54,12 @@ def build(config: BertConfig, head: str, weights: Mapping[str, np.ndarray]) -> o
     return model
 
 
+def products_of_activations(model: onnx.ModelProto) -> list[str]:
+    """Names of the MatMul nodes without a weight, those of attention."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    return [node.name for node in model.graph.node if node.op_type == "MatMul" and node.input[1] not in constants]
+
+
 class _Graph:
     """Nodes and constants so far."""
 

@@ -10,7 +10,6 @@ An export that does not agree with the model is an error, and OUT then stays as 
 """
 
 import argparse
-import importlib.metadata
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -37,10 +36,11 @@ from bert_tf.tokenization import FullTokenizer
 from bert_tf.train_step import check_finite, create_prediction
 from bert_tf.weights import ComputeWeights
 from runkit.errors import UserError, run_main
-from runkit.files import atomic_directory, read_json, sha256_file, write_json
+from runkit.exports import check_output_dir, onnx_session, package_versions, quantize, write_metadata
+from runkit.files import atomic_directory, read_json, sha256_file
 
 TOLERANCE = 2e-3  # of logits of tokens; float32 sums in another order differ by about 1e-5
-PACKAGES = ("tensorflow", "onnx", "onnxruntime")
+PACKAGES = ("onnx", "onnxruntime")
 Run = Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]  # inputs by name -> outputs in the order of OUTPUTS
 
 
@@ -69,7 +69,7 @@ class Result(NamedTuple):
 def main(argv: Sequence[str] | None = None) -> None:
     """Exports, checks, writes. Raises UserError for what a user can fix, and for an export that is not the model."""
     args = parse_arguments(argv)
-    versions = package_versions()
+    versions = package_versions(PACKAGES, "scripts/setup.sh bert")
     check_output_dir(Path(args.output_dir))
     weights = args.init_checkpoint or args.model_dir
     settings = read_settings(weights, {key: value for key, value in vars(args).items() if key in Settings._fields})
@@ -103,7 +103,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             check_parity(path.name, results[path.name], results["model"])
         if args.int8:
             int8_file = folder / "model_int8.onnx"
-            quantize(onnx_file, int8_file, [feed for _, feed in batches][: args.calibration_batches])
+            feeds = [feed for _, feed in batches][: args.calibration_batches]
+            quantize(onnx_file, int8_file, "MatMul", feeds, onnx_graph.products_of_activations(proto))
             found = [values for _, values in run_all(onnx_run(int8_file, task.head), batches)]
             results[int8_file.name] = examine(task, batches, found, reference)
 
@@ -112,7 +113,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             scores = ", ".join(f"{key} {value:.2f}" for key, value in result.scores.items())
             print(f"{name:<16} {scores}, max abs difference of logits {result.max_difference:.2e}", flush=True)
         (folder / "vocab.txt").write_bytes(Path(vocab_file).read_bytes())
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
         metadata = {
             "task": task.name,
             "head": task.head,
@@ -124,13 +124,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             "opset": onnx_graph.OPSET,
             "checkpoint": Path(weights).name,
             "checkpoint_sha256": sha256_file(checkpoint.identifying_file(weights)),
-            "versions": versions,
-            "files": {str(path.relative_to(folder)): sha256_file(path) for path in files},
+            "versions": versions | {"tensorflow": tf.version.VERSION},
             "scores": {
                 name: result.scores | {"max_abs_difference": result.max_difference} for name, result in results.items()
             },
         }
-        write_json(folder / "metadata.json", metadata)
+        write_metadata(folder, metadata)
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -167,23 +166,6 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         if getattr(args, name, 1) < 1:
             raise UserError(f"--{name} is {getattr(args, name)}; it must be 1 or more")
     return args
-
-
-def package_versions() -> dict[str, str]:
-    """Versions of the packages that write and run the exports. Raises UserError for one that is missing."""
-    versions = {"tensorflow": tf.version.VERSION}
-    for name in PACKAGES[1:]:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError as error:
-            raise UserError(f"the package {name} is missing: run scripts/setup.sh bert") from error
-    return versions
-
-
-def check_output_dir(path: Path) -> None:
-    """Raises UserError for a folder that holds anything but an earlier export: it would be replaced."""
-    if path.is_dir() and any(path.iterdir()) and not (path / "metadata.json").exists():
-        raise UserError(f"{path} holds other files, and an export replaces the whole folder: give another --output_dir")
 
 
 # --------------------------------------------------------------------------------------------------------- tasks
@@ -325,27 +307,6 @@ def save_model(path: Path, model: tf.Module, compute: ComputeWeights, task: Task
     tf.saved_model.save(form, str(path), signatures={"serving_default": form.serve}, options=options)
 
 
-def quantize(source: Path, target: Path, feeds: Sequence[Mapping[str, np.ndarray]]) -> None:
-    """Static int8 quantisation of the products with weights, ranges from the feeds."""
-    import onnx
-    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
-
-    class Reader(CalibrationDataReader):
-        inputs = iter(feeds)
-
-        def get_next(self) -> dict | None:
-            return next(self.inputs, None)
-
-    model = onnx.load(source)
-    constants = {tensor.name for tensor in model.graph.initializer}
-    between = [n.name for n in model.graph.node if n.op_type == "MatMul" and n.input[1] not in constants]
-    quantize_static(
-        str(source), str(target), Reader(), quant_format=QuantFormat.QDQ, per_channel=True, reduce_range=True,
-        op_types_to_quantize=["MatMul"], nodes_to_exclude=between,
-        activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
-    )  # fmt: skip
-
-
 # --------------------------------------------------------------------------------------------------------- check
 def read_batches(features: FeatureSet, max_seq_length: int, batch_size: int):
     """(indices of the features, inputs by name) of each batch, padded to several lengths."""
@@ -381,9 +342,7 @@ def model_run(model: tf.Module, compute: ComputeWeights, task: Task) -> Run:
 
 def onnx_run(path: Path, head: str) -> Run:
     """A file under ONNX Runtime on the CPU."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = onnx_session(path)
     return lambda feed: session.run(list(onnx_graph.OUTPUTS[head]), dict(feed))
 
 

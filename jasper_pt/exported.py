@@ -15,11 +15,11 @@ import numpy as np
 from jasper_pt.config import Config, parse_config
 from jasper_pt.recordings import Audio, Signal, pad, read_signal
 from jasper_pt.transcript import Tokens, Transcript, transcript_of
-from runkit.errors import UserError
-from runkit.files import read_json, sha256_file
+from runkit.exports import check_files, onnx_session, read_metadata
 
 # (features [B,F,T'] float32, lengths [B] int64) -> (log_probs [B,T,V], lengths [B])
 Acoustic = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+KEYS = ("config", "labels", "min_samples", "min_frames")  # of metadata.json
 # (log_probs [B,T,V], lengths [B]) -> what was recognised in each
 Decoder = Callable[[np.ndarray, np.ndarray], list[Tokens]]
 
@@ -34,7 +34,7 @@ class ExportedRecognizer:
 
         Raises UserError for a folder that is no export.
         """
-        metadata = read_metadata(folder)
+        metadata = read_metadata(folder, KEYS, "scripts/export_asr.sh")
         self.config: Config = parse_config(metadata["config"], f"configuration in {folder}/metadata.json")
         self.labels: tuple[str, ...] = tuple(metadata["labels"])
         self.min_samples, self.min_frames = metadata["min_samples"], metadata["min_frames"]
@@ -67,29 +67,6 @@ def load(
     return ExportedRecognizer(folder, acoustic, decoder, threads)
 
 
-def read_metadata(folder: str | os.PathLike) -> dict:
-    """Raises UserError for a folder without it, or with that of another export."""
-    path = Path(folder) / "metadata.json"
-    if not path.is_file():
-        raise UserError(f"{folder} is no export: it has no metadata.json (scripts/export_asr.sh makes exports)")
-    metadata = read_json(path)
-    lacking = {"config", "labels", "min_samples", "min_frames", "files"} - metadata.keys()
-    if lacking:
-        raise UserError(f"{path}: no {', '.join(sorted(lacking))}: export the speech model anew with export_asr.sh")
-    return metadata
-
-
-def check_files(folder: str | os.PathLike, names: Sequence[str]) -> None:
-    """Raises UserError unless the files are those that were exported."""
-    known = read_metadata(folder)["files"]
-    for name in names:
-        if name not in known:
-            raise UserError(f"{folder} has no {name}; it has {', '.join(sorted(known))}")
-        path = Path(folder) / name
-        if not path.is_file() or sha256_file(path) != known[name]:
-            raise UserError(f"{path} is missing, or is not what metadata.json describes: export anew")
-
-
 def widened(array: np.ndarray, least: int) -> np.ndarray:
     """Zeros behind the last axis where it is shorter."""
     if array.shape[-1] >= least:
@@ -99,16 +76,7 @@ def widened(array: np.ndarray, least: int) -> np.ndarray:
 
 def onnx_function(path: Path, names: tuple[str, str], threads: int | None = None) -> Acoustic:
     """A model of two inputs and two outputs under ONNX Runtime on the CPU. Raises UserError where it is missing."""
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise UserError("the package onnxruntime is missing: run scripts/setup.sh asr") from error
-
-    if not path.is_file():
-        raise UserError(f"{path} does not exist: export the model anew")
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session = onnx_session(path, threads)
 
     def function(values: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         first, second = session.run(None, dict(zip(names, (values, lengths), strict=True)))

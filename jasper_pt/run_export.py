@@ -12,10 +12,9 @@ and metadata.json. An export that does not agree with the model is an error, and
 import argparse
 import copy
 import hashlib
-import importlib.metadata
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,7 +37,8 @@ from jasper_pt.model import AcousticModel, Frames
 from jasper_pt.recordings import pad
 from jasper_pt.run_inference import choose_config, load_model
 from runkit.errors import UserError, run_main
-from runkit.files import atomic_directory, sha256_file, write_json
+from runkit.exports import check_output_dir, package_versions, quantize, write_metadata
+from runkit.files import atomic_directory, sha256_file
 from runkit.log import RunLog
 
 OPSET = 18
@@ -114,7 +114,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Flags have the names they have in run_inference."""
     parser = argparse.ArgumentParser(prog="run_export", description=__doc__.split("\n\n")[0])
     flag = parser.add_argument
-    flag("--ckpt", required=True, help="checkpoint or .nemo archive")
+    flag("--ckpt", required=True, help="checkpoint, .nemo archive or training folder")
     flag("--model_config", help="YAML file; default: what the checkpoint was saved with")
     flag("--ema", action="store_true", help="the moving average of the weights")
     flag("--labels", metavar="FILE", help="one label a line, in order, instead of the configuration's")
@@ -137,8 +137,9 @@ def main(argv: list[str] | None = None) -> int:
     for name in ("batch_size", "calibration_batches"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name} is {getattr(args, name)}; it must be 1 or more")
-    versions = package_versions()
+    versions = package_versions(PACKAGES, "scripts/setup.sh asr")
     check_output_dir(Path(args.output_dir))
+    args.ckpt = str(checkpoint.find_model(args.ckpt))
     contents = checkpoint.read(args.ckpt)
     config = choose_config(args, contents)
     log = RunLog(None)
@@ -170,7 +171,11 @@ def main(argv: list[str] | None = None) -> int:
         if args.int8:
             calibration = iter(load_batches(args.calibration_manifests or args.val_manifests, args, config))
             int8_file = folder / "model_int8.onnx"
-            quantize(onnx_file, int8_file, itertools.islice(calibration, args.calibration_batches))
+            feeds = (
+                {"features": batch.features.numpy(), "lengths": batch.feature_lengths.numpy()}
+                for batch in itertools.islice(calibration, args.calibration_batches)
+            )
+            quantize(onnx_file, int8_file, "Conv", feeds)
             scores[int8_file.name] = score(onnx_forward(int8_file), batches, reference, config)
 
         # -------------------------------------------------------------------------- tell
@@ -192,25 +197,10 @@ def main(argv: list[str] | None = None) -> int:
             "min_samples": min_samples(config.input_val.features),
             "frame_seconds": config.frame_seconds,
             "versions": versions,
-            "files": {file.name: sha256_file(file) for file in sorted(folder.iterdir())},
             "scores": figures,
         }
-        write_json(folder / "metadata.json", metadata)
+        write_metadata(folder, metadata)
     return 0
-
-
-def package_versions() -> dict[str, str]:
-    """Versions of the packages that write and run the exports. Raises UserError for one that is missing."""
-    try:
-        return {name: importlib.metadata.version(name) for name in PACKAGES}
-    except importlib.metadata.PackageNotFoundError as error:
-        raise UserError(f"the package {error.name} is missing: run scripts/setup.sh asr") from error
-
-
-def check_output_dir(path: Path) -> None:
-    """Raises UserError for a folder that holds anything but an earlier export: it would be replaced."""
-    if path.is_dir() and any(path.iterdir()) and not (path / "metadata.json").exists():
-        raise UserError(f"{path} holds other files, and an export replaces the whole folder: give another --output_dir")
 
 
 def load_batches(manifests: Sequence[str], args: argparse.Namespace, config: Config) -> EvalLoader:
@@ -257,22 +247,6 @@ def export_features(features: ExportedFeatures, path: Path) -> None:
 def min_samples(config: FeatureConfig) -> int:
     """N that features.onnx takes at least; shorter audio is given with zeros behind it."""
     return config.win_length
-
-
-def quantize(source: Path, target: Path, batches: Iterable[AsrBatch]) -> None:
-    """Static int8 quantisation of the convolutions, ranges from the batches."""
-    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
-
-    class Reader(CalibrationDataReader):
-        inputs = ({"features": b.features.numpy(), "lengths": b.feature_lengths.numpy()} for b in batches)
-
-        def get_next(self) -> dict | None:
-            return next(self.inputs, None)
-
-    quantize_static(
-        str(source), str(target), Reader(), quant_format=QuantFormat.QDQ, per_channel=True, reduce_range=True,
-        op_types_to_quantize=["Conv"], activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
-    )  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------------------- check

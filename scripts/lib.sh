@@ -75,10 +75,11 @@ parse_common() {
     done
 }
 
-# Set PYTHON_BERT or PYTHON_ASR: $BERT_PYTHON or $ASR_PYTHON, else the interpreter of .venv/bert or .venv/asr.
-# A dry run needs neither to exist.
+# Set PYTHON_BERT, PYTHON_ASR or PYTHON_SERVING: $BERT_PYTHON and so on, else the interpreter of .venv/bert and so on.
+# A dry run needs none of them to exist.
 find_bert_python() { _find_python bert; }
 find_asr_python() { _find_python asr; }
+find_serving_python() { _find_python serving; }
 
 _find_python() {
     local chosen=${1^^}_PYTHON found

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Makes the Python environments of this tree from the pinned sets in docker/.
 #
-# usage: bash scripts/setup.sh [bert|data|asr|dali|dev|all] [--cpu|--gpu] [--dry-run] [--help]
+# usage: bash scripts/setup.sh [bert|data|asr|dali|serving|dev|all] [--cpu|--gpu] [--dry-run] [--help]
 #
 #   bert   .venv/bert: BERT in TensorFlow, the CPU or the GPU build by the machine
 #   data   .venv/bert with dask and mpi4py added, for data stages on many machines
 #   asr    .venv/asr: speech recognition in PyTorch, one build for CPU and GPU
 #   dali   .venv/asr with DALI added, the loader behind DALI_DEVICE=cpu and gpu (Linux)
+#   serving   .venv/serving: a Triton server without a container, what our models need behind it, and its clients
+#          (Linux on x86-64, Python 3.11 or 3.12)
 #   dev    all of these with the test runner added, and .venv/dev: linters and peers
 #   all    the same as dev (default)
 #
@@ -23,9 +25,9 @@ parse_common "$@"
 what=all build='' fresh=false
 for word in "${ARGS[@]}"; do
     case $word in
-        bert | data | asr | dali | dev | all) what=$word ;;
+        bert | data | asr | dali | serving | dev | all) what=$word ;;
         --cpu | --gpu) build=${word#--} ;;
-        *) die "unknown argument '$word': usage is setup.sh [bert|data|asr|dali|dev|all] [--cpu|--gpu] [--dry-run] [--help]" ;;
+        *) die "unknown argument '$word': usage is setup.sh [bert|data|asr|dali|serving|dev|all] [--cpu|--gpu] [--dry-run] [--help]" ;;
     esac
 done
 unset PYTHONPATH # only what is installed in an environment may satisfy its set
@@ -92,7 +94,7 @@ requirement_files() {
 # install NAME SET: docker/requirements-SET.txt into .venv/NAME, unless its stamp says that it is there.
 install() {
     local venv=$ROOT/.venv/$1 set=$2 key attempt log_file=$ROOT/.venv/$1-$2.log
-    key=$(cd "$ROOT/docker" && requirement_files "$set" | xargs cat constraints.txt | sha256sum)
+    key=$(cd "$ROOT/docker" && requirement_files "$set" | xargs cat constraints*.txt | sha256sum)
     if [[ $fresh == false && -f $venv/.$set.stamp && $(<"$venv/.$set.stamp") == "$key" ]]; then
         log ".venv/$1: $set set is in place"
         return
@@ -139,11 +141,29 @@ setup_dali() {
     install asr dali
 }
 
+# The server's wheel and NumPy 1 exist for these alone.
+can_serve() {
+    find_python
+    [[ $(uname -sm) == 'Linux x86_64' && $VERSION =~ ^3\.1[12]\. ]]
+}
+
+setup_serving() {
+    can_serve || die "the Triton server's package is for Linux on x86-64 and Python 3.11 or 3.12, not $VERSION on $(uname -sm)"
+    make_venv serving common
+    install serving serving
+}
+
 setup_dev() {
     setup_data
     install bert test
     setup_dali
     install asr asr-test
+    if can_serve; then
+        setup_serving
+        install serving serving-test
+    else
+        log "no .venv/serving: the Triton server's package is for Linux on x86-64 and Python 3.11 or 3.12"
+    fi
     make_venv dev cpu
     install dev dev
 }
@@ -162,5 +182,6 @@ case $what in
     data) setup_data ;;
     asr) setup_asr ;;
     dali) setup_dali ;;
+    serving) setup_serving ;;
     dev | all) setup_dev ;;
 esac

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from jasper_pt.config import parse_config
 from jasper_pt.decoder_options import PATHS, DecoderOptions, beam_decoder, read_options
-from jasper_pt.exported import check_files, read_metadata
+from jasper_pt.exported import KEYS
 from runkit.errors import UserError, run_main
+from runkit.exports import check_files, read_metadata
 from runkit.serving.repository import (
     ONNX_MODEL,
     Tensor,
@@ -30,8 +31,8 @@ from runkit.serving.repository import (
 def main(argv: Sequence[str] | None = None) -> None:
     """Raises UserError for an export or options that do not fit."""
     args = parse_arguments(argv)
+    metadata = read_metadata(args.export_dir, KEYS, "scripts/export_asr.sh")
     check_files(args.export_dir, ("features.onnx", args.onnx_file))
-    metadata = read_metadata(args.export_dir)
     config = parse_config(metadata["config"], f"configuration in {args.export_dir}/metadata.json")
     serving = from_arguments(args)
     options = read_options(args.decoder_config) if args.decoder_config else DecoderOptions()

@@ -1,13 +1,16 @@
 """A client of a Triton server over HTTP or gRPC, with errors that say what to do."""
 
+import argparse
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from runkit.errors import UserError
+from runkit.errors import UserError, run_main
 
 PORTS = {"http": 8000, "grpc": 8001}
 TYPES = {"float32": "FP32", "int32": "INT32", "int64": "INT64", "object": "BYTES"}
@@ -59,10 +62,12 @@ class Client:
         except Exception:  # not up: each transport has its own errors
             return False
 
-    def wait(self, seconds: float) -> None:
-        """Until the server is ready. Raises UserError when it is not in time."""
+    def wait(self, seconds: float, alive: Callable[[], bool] = lambda: True) -> None:
+        """Until the server is ready. Raises UserError when it is not in time, or no more alive."""
         deadline = time.monotonic() + seconds
         while not self.is_ready():
+            if not alive():
+                raise UserError("the server ended before it was ready; its log says why")
             if time.monotonic() > deadline:
                 raise UserError(
                     f"no server is ready at {self.address.url} ({self.address.protocol}) after {seconds:g} s: start it "
@@ -123,3 +128,31 @@ def _message(error: Any) -> str:
     """What an exception of tritonclient or of its transports says."""
     message = getattr(error, "message", None)
     return str(message() if callable(message) else error) or type(error).__name__
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Waits for a server. Raises UserError when it is not ready in time, or ends."""
+    parser = argparse.ArgumentParser(prog="client", description="Waits until a server is ready.", allow_abbrev=False)
+    parser.add_argument("server_url", metavar="HOST:PORT")
+    parser.add_argument("--protocol", default="grpc", help="HTTP or gRPC")
+    parser.add_argument("--seconds", type=float, default=300.0, help="how long")
+    parser.add_argument("--pid_file", help="with the number of the server's process: its end ends the waiting")
+    args = parser.parse_args(argv)
+    with Client(Address.of(args.protocol, args.server_url)) as client:
+        client.wait(args.seconds, lambda: is_alive(args.pid_file))
+    print(f"ready: {client.address.url} ({client.address.protocol})")
+
+
+def is_alive(pid_file: str | None) -> bool:
+    """Whether the process of the file runs; true where there is no such file, as for a server elsewhere."""
+    try:
+        os.kill(int(Path(pid_file or "").read_text()), 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, ValueError):
+        return True
+    return True
+
+
+if __name__ == "__main__":
+    run_main(main)

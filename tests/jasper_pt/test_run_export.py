@@ -16,7 +16,6 @@ from jasper_pt.run_export import (
     ExportedFeatures,
     ExportedForm,
     Score,
-    check_output_dir,
     check_parity,
     export_features,
     export_onnx,
@@ -25,6 +24,7 @@ from jasper_pt.run_export import (
     onnx_forward,
 )
 from runkit.errors import UserError
+from runkit.exports import check_output_dir
 
 
 @pytest.mark.parametrize("variant", ["batch", "group", "grouped"])
