@@ -24,6 +24,8 @@ from runkit.exports import check_files, onnx_session, read_metadata
 Model = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 ROWS = 8
 
+MAKER = "scripts/export_bert.sh"
+
 
 class ExportedAnswerer:
     """Tokenizer, model, and the choice of answers."""
@@ -31,7 +33,7 @@ class ExportedAnswerer:
     def __init__(self, folder: str | os.PathLike, model: Model, rows: int = ROWS):
         """model: wherever it runs; rows: windows it is given at a time. Raises UserError for a folder that is no export
         of a model that answers questions."""
-        metadata = read_metadata(folder, ("head", "task", "settings"), "scripts/export_bert.sh")
+        metadata = read_metadata(folder, ("head", "task", "settings"), MAKER)
         if metadata["head"] != "span":
             raise UserError(f"{folder} is an export for {metadata['task']}, which answers no questions")
         self.settings = Settings(**metadata["settings"])
@@ -67,7 +69,7 @@ def padded(features: Sequence[Feature]) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 def load(folder: str | os.PathLike, name: str = "model.onnx", threads: int | None = None) -> ExportedAnswerer:
     """An answerer with a model of the folder. Raises UserError for files that are missing or changed."""
-    check_files(folder, ("vocab.txt", name))
+    check_files(folder, ("vocab.txt", name), MAKER)
     session = onnx_session(Path(folder) / name, threads)
 
     def model(ids: np.ndarray, mask: np.ndarray, segments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

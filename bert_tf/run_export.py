@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_vocabulary(weights, sha256_file(vocab_file))
     tokenizer = FullTokenizer(vocab_file, settings.do_lower_case)
     task = open_task(args, task_name(args.task, weights), settings, tokenizer)
-    check_lengths(task, config)
+    check_sizes(task, config, settings)
     model, compute = load_model(task, config, weights)
     batches = list(read_batches(task.features, settings.max_seq_length, args.batch_size))
 
@@ -257,15 +257,15 @@ def open_tagging(data_dir: str, task: ner.NerTask, settings: Settings, tokenizer
     return Task(task.name, onnx_graph.TAGS, task.labels, TAGS, Tagging(), build, features, decide, score)
 
 
-def check_lengths(task: Task, config: BertConfig) -> None:
-    """Raises UserError for examples that the model cannot read, or none."""
+def check_sizes(task: Task, config: BertConfig, settings: Settings) -> None:
+    """Raises UserError for lengths and tokens that the model cannot read, and where there are no examples."""
+    if settings.max_seq_length > config.max_position_embeddings:
+        raise UserError(
+            f"max_seq_length {settings.max_seq_length} is beyond the model's max_position_embeddings "
+            f"{config.max_position_embeddings}: give a lower --max_seq_length"
+        )
     if not len(task.features):
         raise UserError("there are no examples to check the export on")
-    if (longest := int(task.features.lengths.max())) > config.max_position_embeddings:
-        raise UserError(
-            f"an example has {longest} tokens, and the model {config.max_position_embeddings} positions: lower "
-            "--max_seq_length"
-        )
     task.features.check_ranges(config.vocab_size, config.type_vocab_size, "the examples")
 
 

@@ -23,6 +23,8 @@ KEYS = ("config", "labels", "min_samples", "min_frames")  # of metadata.json
 # (log_probs [B,T,V], lengths [B]) -> what was recognised in each
 Decoder = Callable[[np.ndarray, np.ndarray], list[Tokens]]
 
+MAKER = "scripts/export_asr.sh"
+
 
 class ExportedRecognizer:
     """The way from sounds to transcripts: features.onnx, the acoustic model, decoding."""
@@ -34,7 +36,7 @@ class ExportedRecognizer:
 
         Raises UserError for a folder that is no export.
         """
-        metadata = read_metadata(folder, KEYS, "scripts/export_asr.sh")
+        metadata = read_metadata(folder, KEYS, MAKER)
         self.config: Config = parse_config(metadata["config"], f"configuration in {folder}/metadata.json")
         self.labels: tuple[str, ...] = tuple(metadata["labels"])
         self.min_samples, self.min_frames = metadata["min_samples"], metadata["min_frames"]
@@ -62,7 +64,7 @@ def load(
     folder: str | os.PathLike, name: str = "model.onnx", decoder: Decoder | None = None, threads: int | None = None
 ) -> ExportedRecognizer:
     """A recognizer with an acoustic model of the folder. Raises UserError for files that are missing or changed."""
-    check_files(folder, ("features.onnx", name))
+    check_files(folder, ("features.onnx", name), MAKER)
     acoustic = onnx_function(Path(folder) / name, ("features", "lengths"), threads)
     return ExportedRecognizer(folder, acoustic, decoder, threads)
 

@@ -43,6 +43,8 @@ from runkit.log import RunLog
 
 OPSET = 18
 TOLERANCE = 1e-3  # of log-probabilities of valid frames; float32 sums in another order differ by about 1e-5
+# Of those from exported features: quiet bands beside loud ones differ more, since the transform's sums do.
+FEATURES_TOLERANCE = 1e-2
 MIN_FRAMES = 3  # T of the exports: the strided first convolution of the traced program cannot take fewer
 PACKAGES = ("torch", "onnx", "onnxruntime", "onnxscript")
 
@@ -167,7 +169,7 @@ def main(argv: list[str] | None = None) -> int:
             check_parity(file.name, scores[file.name], expected)
         heard = list(exported_features(features_file, loader.reader, batches))
         scores[features_file.name] = score(forward_of(model), heard, reference, config)
-        check_parity(features_file.name, scores[features_file.name], expected)
+        check_parity(features_file.name, scores[features_file.name], expected, FEATURES_TOLERANCE)
         if args.int8:
             calibration = iter(load_batches(args.calibration_manifests or args.val_manifests, args, config))
             int8_file = folder / "model_int8.onnx"
@@ -301,13 +303,13 @@ def score(forward: Forward, batches: Sequence[AsrBatch], reference: Sequence[tup
     return Score(texts, errors, difference)
 
 
-def check_parity(name: str, found: Score, expected: Score) -> None:
+def check_parity(name: str, found: Score, expected: Score, tolerance: float = TOLERANCE) -> None:
     """Raises UserError unless an export agrees with the model."""
-    if not found.max_difference <= TOLERANCE or found.texts != expected.texts:
+    if not found.max_difference <= tolerance or found.texts != expected.texts:
         changed = sum(a != b for a, b in zip(found.texts, expected.texts, strict=True))
         raise UserError(
             f"{name} does not agree with the model: log-probabilities differ by up to {found.max_difference:.2e} "
-            f"(allowed {TOLERANCE:g}), {changed} of {len(expected.texts)} texts; nothing was written"
+            f"(allowed {tolerance:g}), {changed} of {len(expected.texts)} texts; nothing was written"
         )
 
 

@@ -48,9 +48,9 @@ def read_metadata(folder: str | os.PathLike, keys: Collection[str], maker: str) 
     return metadata
 
 
-def check_files(folder: str | os.PathLike, names: Sequence[str]) -> None:
-    """Raises UserError unless the files are those that were exported."""
-    known = read_metadata(folder, (), "an export")["files"]
+def check_files(folder: str | os.PathLike, names: Sequence[str], maker: str) -> None:
+    """Raises UserError unless the files are those that were exported; maker as in read_metadata."""
+    known = read_metadata(folder, (), maker)["files"]
     for name in names:
         if name not in known:
             raise UserError(f"{folder} has no {name}; it has {', '.join(sorted(known))}")

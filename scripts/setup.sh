@@ -160,7 +160,6 @@ setup_dev() {
     install asr asr-test
     if can_serve; then
         setup_serving
-        install serving serving-test
     else
         log "no .venv/serving: the Triton server's package is for Linux on x86-64 and Python 3.11 or 3.12"
     fi

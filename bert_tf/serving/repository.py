@@ -11,13 +11,16 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from bert_tf.exported import MAKER
 from runkit.errors import UserError, run_main
 from runkit.exports import check_files, read_metadata
 from runkit.serving.repository import (
     ONNX_MODEL,
     Tensor,
     add_flags,
+    behind,
     from_arguments,
+    in_front,
     model_config,
     python_model,
     write_model,
@@ -30,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     metadata = read_metadata(
         args.export_dir, ("head", "task", "settings", "inputs", "outputs"), "scripts/export_bert.sh"
     )
-    check_files(args.export_dir, ("vocab.txt", args.onnx_file))
+    check_files(args.export_dir, ("vocab.txt", args.onnx_file), MAKER)
     if metadata["head"] != "span":
         raise UserError(
             f"{args.export_dir} is an export for {metadata['task']}; only models that answer questions are served"
@@ -46,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         args.backend,
         [Tensor(one, "INT32", (-1,)) for one in metadata["inputs"]],
         [Tensor(one, "FP32", (-1,)) for one in metadata["outputs"]],
-        serving,
+        behind(serving),
         {"threads": args.threads} if is_python else {},
     )
     files: dict[str, str | Path] = {"model.onnx": export / args.onnx_file}
@@ -64,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             Tensor("PROBABILITY", "FP32"),
             Tensor("NULL_ODDS", "FP64"),
         ],
-        serving._replace(gpu=False),
+        in_front(serving),
         {
             "logits_model": name,
             "rows": serving.max_batch_size,

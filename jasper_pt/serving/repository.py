@@ -14,14 +14,16 @@ from pathlib import Path
 
 from jasper_pt.config import parse_config
 from jasper_pt.decoder_options import PATHS, DecoderOptions, beam_decoder, read_options
-from jasper_pt.exported import KEYS
+from jasper_pt.exported import KEYS, MAKER
 from runkit.errors import UserError, run_main
 from runkit.exports import check_files, read_metadata
 from runkit.serving.repository import (
     ONNX_MODEL,
     Tensor,
     add_flags,
+    behind,
     from_arguments,
+    in_front,
     model_config,
     python_model,
     write_model,
@@ -31,8 +33,8 @@ from runkit.serving.repository import (
 def main(argv: Sequence[str] | None = None) -> None:
     """Raises UserError for an export or options that do not fit."""
     args = parse_arguments(argv)
-    metadata = read_metadata(args.export_dir, KEYS, "scripts/export_asr.sh")
-    check_files(args.export_dir, ("features.onnx", args.onnx_file))
+    metadata = read_metadata(args.export_dir, KEYS, MAKER)
+    check_files(args.export_dir, ("features.onnx", args.onnx_file), MAKER)
     config = parse_config(metadata["config"], f"configuration in {args.export_dir}/metadata.json")
     serving = from_arguments(args)
     options = read_options(args.decoder_config) if args.decoder_config else DecoderOptions()
@@ -52,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         args.backend,
         [Tensor("features", "FP32", (config.encoder.in_feats, -1)), Tensor("lengths", "INT64", scalar=True)],
         [Tensor("log_probs", "FP32", (-1, config.n_classes)), Tensor("output_lengths", "INT64", scalar=True)],
-        serving,
+        behind(serving),
         {"threads": args.threads} if is_python else {},
     )
     files: dict[str, str | Path] = {"model.onnx": export / args.onnx_file}
@@ -72,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             *(Tensor(output, "STRING") for output in ("TRANSCRIPT", "WORDS")),
             *(Tensor(output, "FP32") for output in ("CONFIDENCE", "DURATION")),
         ],
-        serving._replace(gpu=False),
+        in_front(serving),
         {
             "acoustic_model": acoustic,
             "max_seconds": args.max_seconds,

@@ -54,6 +54,8 @@ class TritonPythonModel:
         return self.recognizer.read(content)
 
     def read_samples(self, samples: np.ndarray, count: int) -> Signal:
+        if not len(samples):
+            raise UserError("AUDIO_SIGNAL has no samples")
         if not 0 < count <= len(samples):
             raise UserError(f"NUM_SAMPLES is {count}; it must be 1 to {len(samples)}, the width of AUDIO_SIGNAL")
         self.check_duration(count / self.recognizer.config.input_val.audio.sample_rate)

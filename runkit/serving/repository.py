@@ -36,7 +36,7 @@ class Serving(NamedTuple):
     """How requests reach a model."""
 
     max_batch_size: int = 8
-    delay_ms: float = 0.0  # how long a request may wait for others to share a batch; 0 or less: no batches are made
+    delay_ms: float | None = None  # how long a request may wait for others to share a batch; None: no batches are made
     engines: int = 1  # copies of the model
     gpu: bool = False
 
@@ -68,10 +68,21 @@ def from_arguments(args: argparse.Namespace) -> Serving:
         )
     return Serving(
         args.triton_max_batch_size,
-        args.triton_dyn_batching_delay,
+        args.triton_dyn_batching_delay if args.triton_dyn_batching_delay > 0 else None,
         args.triton_engine_count,
         args.backend_device == "gpu",
     )
+
+
+def behind(serving: Serving) -> Serving:
+    """For a model that another one asks: requests have waited there already, so that only those share a batch here
+    which come while it works."""
+    return serving if serving.delay_ms is None else serving._replace(delay_ms=0.0)
+
+
+def in_front(serving: Serving) -> Serving:
+    """For the model that asks: it runs on the CPU."""
+    return serving._replace(gpu=False)
 
 
 def model_config(
@@ -97,7 +108,7 @@ def model_config(
         _describe(config.output.add(name=tensor.name, dims=tensor.dims), tensor)
     group = model_config_pb2.ModelInstanceGroup
     config.instance_group.add(count=serving.engines, kind=group.KIND_GPU if serving.gpu else group.KIND_CPU)
-    if serving.delay_ms > 0:
+    if serving.delay_ms is not None:
         batching = config.dynamic_batching
         batching.max_queue_delay_microseconds = round(1000 * serving.delay_ms)
         batching.preferred_batch_size.extend(sorted({max(1, serving.max_batch_size // 2), serving.max_batch_size}))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_tf import checkpoint, glue, run_classifier
+from bert_tf import checkpoint, glue, run_classifier, run_export
 from bert_tf.tokenization import SPECIAL_TOKENS
 from runkit.errors import UserError
 from tests.bert_tf.mains import run_here
@@ -183,3 +183,12 @@ def test_a_missing_mismatched_set_is_left_out(files, mnli, tmp_path, capsys):
 def test_what_is_refused(files, tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
         run(files, "CoLA", tmp_path, **changes)
+
+
+def test_the_export_classifies_as_the_model(mnli, files, tmp_path):
+    run_export.main([str(mnli), f"--data_dir={files / 'MNLI'}", f"--output_dir={tmp_path / 'export'}"])
+    metadata = json.loads((tmp_path / "export" / "metadata.json").read_text())
+    assert metadata["task"] == "MNLI" and metadata["head"] == "class" and metadata["outputs"] == ["logits"]
+    assert metadata["labels"] == ["contradiction", "entailment", "neutral"]
+    for name in ("model", "model.onnx", "saved_model"):
+        assert metadata["scores"][name]["eval_accuracy"] == 100

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_tf import run_ner
+from bert_tf import run_export, run_ner
 from bert_tf.tokenization import SPECIAL_TOKENS
 from runkit.errors import UserError
 from tests.bert_tf.mains import run_here
@@ -116,3 +116,12 @@ def test_refusals(files, trained, tmp_path):
         run_here(run_ner, flags_of(files, tmp_path / "b", do_predict=True, task_name="conll"))
     with pytest.raises(UserError, match="was fine-tuned with task bc5cdr, this is clefe"):
         run_here(run_ner, flags_of(files, tmp_path / "c", do_predict=True, task_name="clefe", init_checkpoint=trained))
+
+
+def test_the_export_tags_as_the_model(trained, files, tmp_path):
+    run_export.main([str(trained), f"--data_dir={files}", f"--output_dir={tmp_path / 'export'}"])
+    metadata = json.loads((tmp_path / "export" / "metadata.json").read_text())
+    assert metadata["task"] == "bc5cdr" and metadata["head"] == "tags" and metadata["labels"][:3] == ["B", "I", "O"]
+    f1 = json.loads((trained / "summary.json").read_text())["f1"]
+    for name in ("model", "model.onnx", "saved_model"):
+        assert metadata["scores"][name]["f1"] == pytest.approx(100 * f1) and f1 > 0.9

@@ -26,6 +26,8 @@ from jasper_pt.run_export import (
 from runkit.errors import UserError
 from runkit.exports import check_output_dir
 
+pytestmark = pytest.mark.xdist_group("asr_export")  # its models are made once
+
 
 @pytest.mark.parametrize("variant", ["batch", "group", "grouped"])
 def test_exports_are_the_model(tmp_path, variant):

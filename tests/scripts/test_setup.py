@@ -75,7 +75,6 @@ DEV = [
     "pip requirements-asr-test.txt",
     "venv serving",
     "pip requirements-serving.txt",
-    "pip requirements-serving-test.txt",
     "venv dev",
     "pip requirements-dev.txt",
 ]
@@ -87,7 +86,7 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def test_every_requirement_is_pinned():
-    assert len(REQUIREMENTS) == 12
+    assert len(REQUIREMENTS) == 11
     for path in [*REQUIREMENTS, *(ROOT / "docker").glob("constraints*.txt")]:
         for line in path.read_text(encoding="utf-8").splitlines():
             line = line.partition("#")[0].strip()
@@ -101,7 +100,7 @@ def test_sets_and_idempotence(tree: Tree):
     assert tree.calls() == DEV
     again = tree.setup("--cpu")  # all is the default
     assert again.returncode == 0 and tree.calls() == []
-    assert again.stdout.count("in place") == 9
+    assert again.stdout.count("in place") == 8
     for what in ("bert", "data", "asr", "dali", "dev"):
         assert tree.setup(what, "--cpu").returncode == 0
         assert tree.calls() == []
