@@ -42,9 +42,8 @@ def read_metadata(folder: str | os.PathLike, keys: Collection[str], maker: str) 
     metadata = read_json(path)
     lacking = {*keys, "files"} - metadata.keys()
     if lacking:
-        raise UserError(
-            f"{path}: no {', '.join(sorted(lacking))}: it was made by another program, or an older one; use {maker}"
-        )
+        names = ", ".join(sorted(lacking))
+        raise UserError(f"{path} has no {names}: it was made by another program or an older one; use {maker}")
     return metadata
 
 

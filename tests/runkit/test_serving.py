@@ -104,7 +104,7 @@ def test_exports_are_known_by_their_hashes(tmp_path):
     with pytest.raises(UserError, match="has no other; it has sub/file"):
         check_files(tmp_path, ["other"], "maker")
     (tmp_path / "sub" / "file").write_text("changed")
-    with pytest.raises(UserError, match="not what metadata.json describes"):
+    with pytest.raises(UserError, match=r"not what metadata\.json describes"):
         check_files(tmp_path, ["sub/file"], "maker")
 
 
