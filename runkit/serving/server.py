@@ -71,6 +71,8 @@ def server_command() -> tuple[list[str], dict[str, str]]:
     """The server with the backends that go with this interpreter, and its environment."""
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH", "")]))
+    # The python backend starts the interpreter that is first on PATH.
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", "")])
     named = os.environ.get("TRITON_SERVER") or shutil.which("tritonserver")
     if named:
         if not shutil.which(named):
@@ -80,8 +82,7 @@ def server_command() -> tuple[list[str], dict[str, str]]:
     if spec is None or not spec.submodule_search_locations:
         raise UserError(f"no Triton server on this machine: {REMEDY}")
     package = Path(spec.submodule_search_locations[0]) / "tritonserver"
-    # The backend starts the interpreter that is first on PATH, and loads its library.
-    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", "")])
+    # And loads its library.
     libraries = [str(sysconfig.get_config_var("LIBDIR")), environment.get("LD_LIBRARY_PATH", "")]
     environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))
     program = package / "bin" / "tritonserver"

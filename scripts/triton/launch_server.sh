@@ -64,7 +64,7 @@ if [[ $docker == true ]]; then
     [[ $DETACHED == false ]] || detach=(--detach)
     options=(--shm-size=1g --ulimit memlock=-1 --ulimit stack=67108864)
     ! has_gpu || options+=(--gpus "${NVIDIA_VISIBLE_DEVICES:-all}")
-    require docker "install Docker, or leave --docker out"
+    [[ $DRY_RUN == true ]] || require docker "install Docker, or leave --docker out"
     run docker run --rm "${detach[@]}" --name "$container" --net=host "${options[@]}" \
         --volume "$(realpath -m "$MODEL_REPOSITORY"):/models:ro" "${IMAGE:-triton}" \
         /models "--http_port=$HTTP_PORT" "--grpc_port=$GRPC_PORT" "--metrics_port=$METRICS_PORT" "${flags[@]}"

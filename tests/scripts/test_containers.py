@@ -58,7 +58,7 @@ def test_dockerfile_is_linted():
 def test_base_images_are_arguments_and_pinned():
     text = (ROOT / "Dockerfile").read_text()
     bases = dict(re.findall(r"^ARG (\w+_BASE)=(\S+)$", text, re.M))
-    assert set(bases) == {"BERT_BASE", "ASR_BASE", "CPU_BASE"}
+    assert set(bases) == {"BERT_BASE", "ASR_BASE", "CPU_BASE", "TRITON_BASE"}
     for base in bases.values():
         assert re.fullmatch(r"[\w./-]+:\d+[\w.-]*", base), f"{base} is not pinned to a version"
     assert {rest.split()[0] for steps in stages().values() for kind, rest in steps if kind == "FROM"} == {
@@ -66,7 +66,7 @@ def test_base_images_are_arguments_and_pinned():
     }
 
 
-@pytest.mark.parametrize("stage", ["bert", "asr", "cpu"])
+@pytest.mark.parametrize("stage", ["bert", "asr", "cpu", "triton"])
 def test_every_step_runs_from_what_was_copied_before(stage: str, tmp_path: Path):
     """In a folder with only what COPY put there; the scripts say what they would run (test.sh runs them for real)."""
     steps = stages()[stage]
@@ -92,6 +92,10 @@ def test_every_step_runs_from_what_was_copied_before(stage: str, tmp_path: Path)
             ran.append(result.stdout)
     together = "\n".join(ran)
     assert "apt-get -qq -y install --no-install-recommends ca-certificates" in together
+    if stage == "triton":
+        assert "requirements-serving.txt" in together
+        assert ("ENTRYPOINT", '["/opt/recipes/.venv/serving/bin/python", "-m", "runkit.serving.server"]') in steps
+        return
     if stage != "asr":
         assert "requirements-bert-" + ("cpu" if stage == "cpu" else "gpu") in together
         assert "requirements-horovod.txt" in together
@@ -118,7 +122,7 @@ def test_nothing_that_git_ignores_gets_into_an_image():
 def test_images_and_their_names():
     assert docker(BUILD) == [["docker", "build", "--target", "bert", "--tag", "bert", str(ROOT)]]
     commands = docker(BUILD, "all", "--no-cache", ASR_BASE="nvcr.io/other:1")
-    assert [command[3] for command in commands] == ["bert", "asr", "cpu"]
+    assert [command[3] for command in commands] == ["bert", "asr", "cpu", "triton"]
     assert commands[1] == shlex.split(
         f"docker build --target asr --tag asr --tag quartznet --tag jasper --build-arg ASR_BASE=nvcr.io/other:1 "
         f"--no-cache {ROOT}"
