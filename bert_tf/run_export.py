@@ -23,14 +23,14 @@ import tensorflow as tf
 
 from bert_tf import checkpoint, glue, huggingface, ner, onnx_graph, ops, relations
 from bert_tf.answer import read_settings
-from bert_tf.answering import Settings, choose_answers, to_windows
+from bert_tf.answering import Settings, choose_answers, to_squad, to_windows
 from bert_tf.features import CLASS, SPAN, TAGS, VALUE, FeatureSet, LabelKind, TaskBatch, batch_spec, choose_buckets
 from bert_tf.features import prediction_batches
 from bert_tf.losses import Classification, Objective, QuestionAnswering, Regression, Tagging
 from bert_tf.model import BertConfig, BertForClassification, BertForQuestionAnswering, BertForTagging, variable_name
 from bert_tf.model_files import beside, required_beside
 from bert_tf.runs import check_vocabulary
-from bert_tf.squad import read_examples
+from bert_tf.squad import examples_of
 from bert_tf.squad_evaluate import evaluate
 from bert_tf.tokenization import FullTokenizer
 from bert_tf.train_step import check_finite, create_prediction
@@ -40,6 +40,14 @@ from runkit.exports import check_output_dir, onnx_session, package_versions, qua
 from runkit.files import atomic_directory, read_json, sha256_file
 
 TOLERANCE = 2e-3  # of logits of tokens; float32 sums in another order differ by about 1e-5
+# What an export is checked on where there is nothing else; long enough for several windows.
+SAMPLE = {
+    "context": " ".join(
+        f"On day {day} of the journey the company of {20 + day} people crossed the river {name} and rested at noon."
+        for day, name in enumerate(("Alder", "Birch", "Cedar", "Dogwood", "Elm", "Fir", "Gorse", "Hazel") * 3, 1)
+    ),
+    "questions": ["Which river was crossed on day 7?", "How many people rested on day 20?", "Who?"],
+}
 PACKAGES = ("onnx", "onnxruntime")
 Run = Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]  # inputs by name -> outputs in the order of OUTPUTS
 
@@ -146,7 +154,12 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--vocab_file", default=None, help="default: vocab.txt beside the weights")
     add("--bert_config_file", default=None, help="default: bert_config.json or config.json beside the weights")
     add("--task", default=None, help="squad, or the name of a task; default: what labels.json beside the weights says")
-    add("--predict_file", default=None, help="SQuAD JSON: the questions on which the exports are checked and scored")
+    add(
+        "--predict_file",
+        default=None,
+        help="SQuAD JSON: the questions on which the exports are checked and scored "
+        "(default: a few about a built-in text, without scores)",
+    )
     add("--data_dir", default=None, help="folder of the task's files, whose development set does that for other tasks")
     add("--batch_size", type=int, default=8, help="sequences a batch in the checks")
     add("--int8", action="store_true", default=False, help="also model_int8.onnx: static quantisation by ONNX Runtime")
@@ -193,12 +206,13 @@ def open_task(args: argparse.Namespace, name: str, settings: Settings, tokenizer
 
 
 def open_squad(path: str | None, name: str, settings: Settings, tokenizer: FullTokenizer) -> Task:
-    if not path:
-        raise UserError("--predict_file is missing: questions in SQuAD's form, to check the exports on")
     version_2 = settings.version_2_with_negative
-    examples = read_examples(path, False, version_2, lambda text: print(f"warning: {text}", file=sys.stderr))
+    content, name_of_it = (read_json(path), path) if path else (to_squad(SAMPLE, "sample"), "the built-in questions")
+    examples = examples_of(
+        content, name_of_it, False, version_2, lambda text: print(f"warning: {text}", file=sys.stderr)
+    )
     windows = to_windows(examples, tokenizer, settings)
-    dataset = read_json(path)["data"]
+    dataset = content["data"]
 
     def decide(outputs: list[np.ndarray]):
         return choose_answers(examples, windows, outputs, settings)

@@ -19,11 +19,13 @@ if __package__ in (None, ""):  # started by path: python bert_tf/run_squad.py
 import bert_tf.quiet_tensorflow  # noqa: F401, I001 (first: it silences the import of TensorFlow)
 from absl import app, flags
 
-from bert_tf import finetuning, plan, runs
+from bert_tf import finetuning, plan, run_export, runs
+from bert_tf.answering import Settings
 from bert_tf.distributed import Distributed
 from bert_tf.features import SPAN, FeatureSet
 from bert_tf.losses import QuestionAnswering
 from bert_tf.model import BertForQuestionAnswering
+from bert_tf.serving import repository
 from bert_tf.squad import SquadExample, convert_examples, read_examples
 from bert_tf.squad_answers import select_answers, write_answers
 from bert_tf.squad_evaluate import evaluate
@@ -57,6 +59,14 @@ def define_flags() -> None:
     integer("max_answer_length", 30, "tokens of an answer at most", lower_bound=1)
     boolean("version_2_with_negative", False, "SQuAD 2.0: some questions have no answer")
     real("null_score_diff_threshold", 0.0, "no answer is given where its score is better by more than this")
+    boolean("export_triton", False, "put the model into a Triton repository: output_dir/triton_models")
+    string("triton_model_name", "bert", "with --export_triton: of the model of logits; NAME-squad answers questions")
+    integer("triton_model_version", 1, "with --export_triton", lower_bound=1)
+    string("triton_server_url", "localhost:8001", "taken for the published command lines, and without effect")
+    boolean("triton_model_overwrite", False, "with --export_triton: replaces models of these names")
+    integer("triton_max_batch_size", 8, "with --export_triton", lower_bound=1)
+    real("triton_dyn_batching_delay", 0.0, "with --export_triton: ms a request may wait for others; 0: no batching")
+    integer("triton_engine_count", 1, "with --export_triton: copies of each model", lower_bound=1)
     integer("num_eval_iterations", None, "answer only the questions of this many batches", lower_bound=1)
 
 
@@ -98,6 +108,8 @@ def run(group: Distributed, stack: contextlib.ExitStack) -> None:
         summary |= predict_and_score(session, function, questions)
     if session.group.is_root:
         runs.close(output_dir, summary, session.log)
+        if FLAGS.export_triton:
+            export_triton(output_dir)
 
 
 def read_questions(log: RunLog) -> list[SquadExample]:
@@ -166,6 +178,23 @@ def run_eval_script(session) -> None:
     session.log.info(f"{FLAGS.eval_script}: {json.dumps(scores)}")
 
 
+def export_triton(output_dir: Path) -> None:
+    """Exports the model that was trained, or --init_checkpoint, into output_dir/triton_models."""
+    export, weights = (
+        output_dir / "triton_export",
+        output_dir if FLAGS.do_train or not FLAGS.init_checkpoint else FLAGS.init_checkpoint,
+    )
+    settings = [f"--{'' if value else 'no-'}{name}" if isinstance(value, bool) else f"--{name}={value}"
+                for name in Settings._fields for value in [getattr(FLAGS, name)]]  # fmt: skip
+    words = [f"--init_checkpoint={weights}", f"--vocab_file={FLAGS.vocab_file}", "--task=squad", *settings]
+    words += [f"--bert_config_file={FLAGS.bert_config_file}", f"--output_dir={export}"]
+    run_export.main([*words, *([f"--predict_file={FLAGS.predict_file}"] if FLAGS.predict_file else [])])
+    names = ("model_name", "model_version", "max_batch_size", "dyn_batching_delay", "engine_count")
+    words = [f"--triton_{name}={getattr(FLAGS, f'triton_{name}')}" for name in names]
+    words += ["--triton_model_overwrite"] if FLAGS.triton_model_overwrite else []
+    repository.main([str(export), str(output_dir / "triton_models"), *words])
+
+
 def window_sizes() -> dict[str, int]:
     return {
         "max_seq_length": FLAGS.max_seq_length,
@@ -176,8 +205,8 @@ def window_sizes() -> dict[str, int]:
 
 def check_flags() -> None:
     """What can be refused before anything is opened."""
-    if not (FLAGS.do_train or FLAGS.do_predict):
-        raise UserError("nothing to do: give --do_train, --do_predict or both")
+    if not (FLAGS.do_train or FLAGS.do_predict or FLAGS.export_triton):
+        raise UserError("nothing to do: give --do_train, --do_predict or --export_triton, or several of them")
     if FLAGS.do_train and not FLAGS.train_file:
         raise UserError("--do_train needs --train_file")
     if FLAGS.do_predict and not FLAGS.predict_file:

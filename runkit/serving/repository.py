@@ -4,10 +4,11 @@
         NAME/config.pbtxt
         NAME/VERSION/model.py, model.onnx, ...
 
-Form: Triton's model_repository.md and model_config.proto (of which the package tritonclient has the message).
+Form: Triton's model_repository.md and model_config.proto.
 """
 
 import argparse
+import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -94,35 +95,43 @@ def model_config(
     parameters: Mapping[str, Any] | None = None,
 ) -> str:
     """The text of config.pbtxt."""
-    from google.protobuf import text_format
-    from tritonclient.grpc import model_config_pb2
-
-    config = model_config_pb2.ModelConfig(name=name, backend=backend, max_batch_size=serving.max_batch_size)
+    config: dict[str, Any] = {"name": name, "backend": backend, "max_batch_size": serving.max_batch_size}
     if backend == "onnxruntime":
-        config.default_model_filename = "model.onnx"
-    for tensor in inputs:
-        made = config.input.add(name=tensor.name, dims=tensor.dims)
-        _describe(made, tensor)
-        made.optional, made.allow_ragged_batch = tensor.optional, tensor.ragged
-    for tensor in outputs:
-        _describe(config.output.add(name=tensor.name, dims=tensor.dims), tensor)
-    group = model_config_pb2.ModelInstanceGroup
-    config.instance_group.add(count=serving.engines, kind=group.KIND_GPU if serving.gpu else group.KIND_CPU)
+        config["default_model_filename"] = "model.onnx"
+    config["input"] = [_described(tensor) for tensor in inputs]
+    config["output"] = [_described(tensor) for tensor in outputs]
+    config["instance_group"] = [{"count": serving.engines, "kind": Name("KIND_GPU" if serving.gpu else "KIND_CPU")}]
     if serving.delay_ms is not None:
-        batching = config.dynamic_batching
-        batching.max_queue_delay_microseconds = round(1000 * serving.delay_ms)
-        batching.preferred_batch_size.extend(sorted({max(1, serving.max_batch_size // 2), serving.max_batch_size}))
-    for key, value in (parameters or {}).items():
-        config.parameters[key].string_value = str(value)
-    return text_format.MessageToString(config)
+        config["dynamic_batching"] = {
+            "preferred_batch_size": sorted({max(1, serving.max_batch_size // 2), serving.max_batch_size}),
+            "max_queue_delay_microseconds": round(1000 * serving.delay_ms),
+        }
+    given = (parameters or {}).items()
+    config["parameters"] = [{"key": key, "value": {"string_value": str(value)}} for key, value in given]
+    return text_format(config)
 
 
-def _describe(made: Any, tensor: Tensor) -> None:
-    from tritonclient.grpc import model_config_pb2
+def _described(tensor: Tensor) -> dict[str, Any]:
+    fields = {"name": tensor.name, "data_type": Name(f"TYPE_{tensor.type}"), "dims": list(tensor.dims)}
+    flags = {"optional": tensor.optional, "allow_ragged_batch": tensor.ragged}
+    return fields | {key: True for key, said in flags.items() if said} | ({"reshape": {}} if tensor.scalar else {})
 
-    made.data_type = getattr(model_config_pb2, f"TYPE_{tensor.type}")
-    if tensor.scalar:
-        made.reshape.SetInParent()
+
+class Name(str):
+    """A value of an enumeration, written without quotes."""
+
+
+def text_format(fields: Mapping[str, Any], indent: str = "") -> str:
+    """Protocol buffers' text format of nested fields; a list is a repeated field."""
+    lines = []
+    for key, values in fields.items():
+        for value in values if isinstance(values, list) else [values]:
+            if isinstance(value, Mapping):
+                lines.append(f"{indent}{key} {{\n{text_format(value, indent + '  ')}{indent}}}\n")
+            else:
+                plain = value if isinstance(value, Name) else json.dumps(value, ensure_ascii=False)
+                lines.append(f"{indent}{key}: {plain}\n")
+    return "".join(lines)
 
 
 def python_model(module: str) -> str:

@@ -149,7 +149,6 @@ def test_what_differs_is_refused(difference, decision):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["MODEL"], "--predict_file is missing"),
         (["MODEL", "--task=MRPC"], "--data_dir is missing: the folder with the files of MRPC"),
         (["MODEL", "--predict_file=/no/file.json"], "/no/file.json"),
         (["/no/folder", "--predict_file=x"], "there is no folder /no/folder"),

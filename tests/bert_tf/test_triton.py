@@ -8,6 +8,7 @@ import pytest
 
 from bert_tf import answer, exported, run_export, run_squad
 from bert_tf.exported import padded
+from runkit.errors import UserError
 from tests import triton_server
 from tests.bert_tf.mains import run_here
 from tests.bert_tf.test_answer import ASKED, CONTEXT, model, squad  # noqa: F401 (a fixture)
@@ -148,3 +149,24 @@ def test_clients_at_once_lose_nothing_and_are_measured(server, questions, tmp_pa
     assert done.returncode == 0, done.stderr
     (row,) = json.loads((tmp_path / "latency.json").read_text())["rows"]
     assert row["errors"] == 0 and row["requests"] > 20
+
+
+def test_run_squad_exports_as_published(model, tmp_path):  # noqa: F811
+    values = {
+        "vocab_file": model / "vocab.txt", "bert_config_file": model / "bert_config.json", "init_checkpoint": model,
+        "output_dir": tmp_path / "run", "max_seq_length": 40, "max_query_length": 10, "doc_stride": 16,
+        "version_2_with_negative": True, "precision": "fp32", "export_triton": True, "triton_model_name": "squad",
+        "triton_model_version": 3, "triton_max_batch_size": 6, "triton_dyn_batching_delay": 2.5,
+        "triton_engine_count": 2,
+    }  # fmt: skip
+    run_here(run_squad, values)
+    models = tmp_path / "run" / "triton_models"
+    assert sorted(path.name for path in models.iterdir()) == ["squad", "squad-squad"]
+    assert (models / "squad" / "3" / "model.onnx").is_file()
+    config = (models / "squad-squad" / "config.pbtxt").read_text()
+    assert "max_batch_size: 6" in config and "max_queue_delay_microseconds: 2500" in config and "count: 2" in config
+    metadata = json.loads((models / "squad-squad" / "3" / "metadata.json").read_text())
+    assert metadata["settings"]["max_seq_length"] == 40 and metadata["settings"]["version_2_with_negative"]
+    with pytest.raises(UserError, match="--triton_model_overwrite"):  # as published, but no success
+        run_here(run_squad, values)
+    run_here(run_squad, values | {"triton_model_overwrite": True})
